@@ -1,0 +1,179 @@
+package decision
+
+import (
+	"time"
+
+	"epp.internal/epp"
+)
+
+// Exclusion says why an endpoint was no candidate. The filters run in this
+// order and the first that holds is recorded.
+type Exclusion uint8
+
+// The reasons to leave an endpoint out.
+const (
+	Admitted Exclusion = iota
+	Tried              // an earlier attempt of this request failed there
+	Subset             // not among the addresses the request may go to
+	Model              // does not list the request's model
+	Health             // health below the cutoff: its composite score is 0
+	Queue              // queue at or above maxQueue
+	FarQueue           // the pool is saturated and this queue is longer than the shortest by maxQueue
+)
+
+// String returns the exclusion's name, empty for a candidate.
+func (e Exclusion) String() string {
+	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "exclusion(7)"}[e&7]
+}
+
+// Candidate is one endpoint of the pool as the decision saw it.
+type Candidate struct {
+	Name, Address string
+	Slot          epp.Slot
+
+	// Raw inputs. Serves, Resident, InSubset and Tried are what the view and
+	// the request said of this endpoint.
+	Signals                           epp.Signals
+	Match                             epp.Match
+	Serves, Resident, InSubset, Tried bool
+
+	// Queue and Load are the corrected values, unclamped: requests, and a
+	// fraction of the endpoint's capacity that may pass 1.
+	Queue, Load float64
+	// Sum is the weighted sum of the factors, in [0, 1].
+	Sum      float64
+	Excluded Exclusion
+}
+
+// Composite is the score that the choice compares: Sum, or 0 for an endpoint
+// left out for its health.
+func (c *Candidate) Composite() float64 {
+	if c.Excluded == Health {
+		return 0
+	}
+	return c.Sum
+}
+
+// CachedTokens is how many of promptTokens the endpoint is predicted not to
+// compute: its matched blocks, but never the last token, which an engine always
+// computes: min(matched·B, ⌊(L−1)/B⌋·B).
+func (c *Candidate) CachedTokens(promptTokens int) int {
+	b := int(c.Match.BlockTokens)
+	if b == 0 || promptTokens <= 1 {
+		return 0
+	}
+	return min(c.Match.Tokens(), (promptTokens-1)/b*b)
+}
+
+// Record is one decision.
+type Record struct {
+	RequestID, ClientID    string
+	Attempt                int // 1, or 2 for a retry after a refused or reset connection
+	Path                   string
+	Model, Target, Adapter string
+	Priority               int
+	HasSubset              bool
+
+	// PromptTokens is the prompt's length, 0 where TokenSource is none; then
+	// TokenNote says why. BlockTokens is the pool's smallest block size and
+	// BlockedTokens the tokens in full blocks of that size: the denominator of
+	// every match ratio.
+	PromptTokens  int
+	TokenSource   epp.TokenSource
+	TokenNote     string
+	BlockTokens   int
+	BlockedTokens int
+
+	At       time.Time
+	Seed     uint64
+	Settings *Settings
+
+	// Candidates are all endpoints of the pool, in the view's order. Scores
+	// holds one column per scorer of Settings.Weights, in that order, each as
+	// long as Candidates.
+	Candidates []Candidate
+	Scores     []epp.Score
+
+	// Chosen is the index of the pick, RunnerUp of the next best; −1 for none.
+	Chosen, RunnerUp int
+	// Admitted counts the candidates that passed every filter, queue cutoff
+	// included: 0 while the pool is saturated, even where Degraded chose one.
+	Admitted int
+	Degraded bool
+	// Refused is the error's reason where nothing was chosen, else empty.
+	Refused string
+
+	Timings Timings
+	End     End
+}
+
+// Timings are how long the steps took.
+type Timings struct {
+	Read, Tokenize, Match, Score time.Duration
+}
+
+// End is what became of the request. The zero End: not ended yet.
+type End struct {
+	At      time.Time
+	Outcome string
+	Status  int
+	// TTFT is the time from the request's arrival to its first token, 0 where
+	// none was seen.
+	TTFT time.Duration
+	// PromptTokens, CompletionTokens and CachedTokens are the engine's own
+	// count; −1 where it gave none.
+	PromptTokens, CompletionTokens, CachedTokens int
+}
+
+// Score returns scorer j's rating of candidate i.
+func (r *Record) Score(i, j int) *epp.Score { return &r.Scores[j*len(r.Candidates)+i] }
+
+// Factor returns the named scorer's value for candidate i; 0 where no such
+// scorer is set.
+func (r *Record) Factor(i int, name string) float64 {
+	for j, w := range r.Settings.Weights {
+		if w.Name == name {
+			return r.Score(i, j).Value
+		}
+	}
+	return 0
+}
+
+// MatchRatio is candidate i's share of the prompt's full blocks, in [0, 1]; 0
+// for a prompt under one block.
+func (r *Record) MatchRatio(i int) float64 {
+	if r.BlockedTokens == 0 {
+		return 0
+	}
+	return min(1, float64(r.Candidates[i].Match.Tokens())/float64(r.BlockedTokens))
+}
+
+// Resize gives the record room for n candidates and k scorers, all zero, and
+// keeps the memory it had.
+func (r *Record) Resize(n, k int) {
+	r.Candidates = zeroed(r.Candidates, n)
+	r.Scores = zeroed(r.Scores, n*k)
+}
+
+func zeroed[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	s = s[:n]
+	clear(s)
+	return s
+}
+
+// Reset empties the record and keeps its memory.
+func (r *Record) Reset() {
+	c, s := r.Candidates[:0], r.Scores[:0]
+	*r = Record{Candidates: c, Scores: s, Chosen: -1, RunnerUp: -1}
+}
+
+// Clone returns a copy that shares nothing that changes.
+func (r *Record) Clone() *Record {
+	c := *r
+	c.Candidates = append([]Candidate(nil), r.Candidates...)
+	c.Scores = append([]epp.Score(nil), r.Scores...)
+	return &c
+}

@@ -1,0 +1,173 @@
+package epp
+
+import (
+	"math"
+	"time"
+)
+
+// Slot is an endpoint's place in every table that is indexed by endpoint: the
+// fleet's, the index's sets, a [Match] slice. Slots are small and dense; fleet
+// gives them out, and gives one again only when the last booking and the last
+// block of its former holder are gone.
+type Slot uint32
+
+// Slots is a set of slots, one bit each. The zero value is empty.
+type Slots []uint64
+
+// Has reports whether s is in the set.
+func (ss Slots) Has(s Slot) bool {
+	i := int(s >> 6)
+	return i < len(ss) && ss[i]&(1<<(s&63)) != 0
+}
+
+// Add puts s into the set and returns the set, grown where it had to be.
+func (ss Slots) Add(s Slot) Slots {
+	for int(s>>6) >= len(ss) {
+		ss = append(ss, 0)
+	}
+	ss[s>>6] |= 1 << (s & 63)
+	return ss
+}
+
+// Remove takes s out of the set.
+func (ss Slots) Remove(s Slot) {
+	if i := int(s >> 6); i < len(ss) {
+		ss[i] &^= 1 << (s & 63)
+	}
+}
+
+// Endpoint is a routable ip:port that serves a model: one data-parallel rank of
+// an engine. Its fields do not change while it lives; an endpoint that returns
+// under the same address is another Endpoint, with another Generation.
+type Endpoint struct {
+	// Name is unique within the pool and is what logs, metrics and the tie rule
+	// use: a pod's name, or the configured one, or the address.
+	Name string
+	// Address is ip:port, an IPv6 address in brackets.
+	Address string
+	// UID tells two endpoints of one name and address apart; empty where the
+	// source of endpoints has none.
+	UID string
+
+	Slot       Slot
+	Generation uint32
+
+	Labels      map[string]string
+	Annotations map[string]string
+}
+
+// Gauge is a value that may be unknown. The zero Gauge is unknown.
+type Gauge struct {
+	Value float64
+	Known bool
+}
+
+// Known returns v as a gauge if it is a number that a gauge can have (finite,
+// not negative), else the unknown gauge.
+func Known(v float64) Gauge {
+	if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		return Gauge{}
+	}
+	return Gauge{Value: v, Known: true}
+}
+
+// Load is one reading of what an engine says of itself.
+type Load struct {
+	Waiting Gauge // requests; vllm:num_requests_waiting
+	Running Gauge // requests; vllm:num_requests_running
+	KVUsage Gauge // fraction 0–1; vllm:kv_cache_usage_perc
+	GPU     Gauge // fraction 0–1 of the accelerator's time; no engine reports it itself
+
+	// BlockTokens and Blocks are the size of the KV cache: tokens per block,
+	// blocks in all. 0 where unknown. Source: vllm:cache_config_info.
+	BlockTokens int
+	Blocks      int
+
+	// Adapters are the LoRA adapters that the engine's page shows as active,
+	// running or waiting; MaxAdapters is how many can be active at once, 0 where
+	// unknown. Source: vllm:lora_requests_info.
+	Adapters    []string
+	MaxAdapters int
+
+	// Asleep is true for an engine that reports that it was put to sleep. Such
+	// an engine answers /health with 200 and serves nothing. Source:
+	// vllm:engine_sleep_state{sleep_state="awake"} 0.
+	Asleep bool
+}
+
+// Model is a name that an endpoint answers to. Source: an entry of /v1/models.
+type Model struct {
+	Name string
+	// Parent is the base model's name where this one is a LoRA adapter, else
+	// empty. Source: the entry's "parent".
+	Parent string
+	// MaxTokens is the model's context length; 0 where unknown. Source: the
+	// entry's "max_model_len".
+	MaxTokens int
+}
+
+// Signals are the raw inputs of a decision for one endpoint at one moment, as
+// fleet keeps them. All that a built-in scorer or filter reads of an endpoint,
+// besides the [Match], is here; a record keeps a copy, so a decision can be
+// made again.
+type Signals struct {
+	// Waiting, Running, KVUsage and GPU are as last reported; see Load.
+	Waiting, Running, KVUsage, GPU Gauge
+	// ReadAt is when the reading they come from began. Zero: never reported.
+	ReadAt time.Time
+
+	// InFlight counts our own requests that were sent here and have not been
+	// seen to end; InFlightAtRead is the same count when the reading began.
+	InFlight, InFlightAtRead int
+	// InFlightTokens are the uncached prompt tokens of those whose first token
+	// was not seen yet.
+	InFlightTokens int
+
+	// MaxRunning is how many requests the engine runs at once: configured, or
+	// learnt as the most that ran while others waited. 0: neither.
+	MaxRunning int
+	// BlockTokens is the endpoint's block size. 0: unknown.
+	BlockTokens int
+
+	// Health is in [0, 1]: below 0.3 the endpoint gets no request.
+	Health float64
+	// Incomplete is true where blocks may be missing from the index: after a
+	// gap, a drop by our own memory bound, or while nothing was ever heard.
+	Incomplete bool
+}
+
+// Delta is how many of our own requests were added since the reading began,
+// less those that have ended: it is negative when more have ended than came.
+func (s *Signals) Delta() int { return s.InFlight - s.InFlightAtRead }
+
+// Match says how much of one prompt an endpoint holds: leading full blocks,
+// without a gap, from the prompt's start.
+type Match struct {
+	Blocks      uint32 // 0 for an endpoint that holds none
+	BlockTokens uint32 // tokens per block of the chain that matched; 0 where Blocks is 0
+}
+
+// Tokens is the matched length in tokens.
+func (m Match) Tokens() int { return int(m.Blocks) * int(m.BlockTokens) }
+
+// Score is one scorer's rating of one endpoint.
+type Score struct {
+	// Value is in [0, 1], higher is better.
+	Value float64
+	// Unknown is true where Value stands in for a signal that was never reported.
+	Unknown bool
+	// Detail is for logs and explanations; usually empty.
+	Detail string
+}
+
+// View is the fleet at one moment. Endpoints and Signals have the same length
+// and order. It is valid only inside the call it was passed to.
+type View struct {
+	Endpoints []Endpoint
+	Signals   []Signals
+	// Serves holds the endpoints that list the request's model, or is nil where
+	// no endpoint's list of models is known: then all are taken to serve it.
+	Serves Slots
+	// Resident holds the endpoints on which the request's adapter is loaded.
+	Resident Slots
+}
