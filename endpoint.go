@@ -117,7 +117,7 @@ type Signals struct {
 	ReadAt time.Time
 
 	// InFlight counts our own requests that were sent here and have not been
-	// seen to end; InFlightAtRead is the same count when the reading began.
+	// seen to end; InFlightAtRead is how many of our own the reading counted.
 	InFlight, InFlightAtRead int
 	// InFlightTokens are the uncached prompt tokens of those whose first token
 	// was not seen yet.
@@ -136,8 +136,8 @@ type Signals struct {
 	Incomplete bool
 }
 
-// Delta is how many of our own requests were added since the reading began,
-// less those that have ended: it is negative when more have ended than came.
+// Delta is how many of our own requests the reading has missed, less those that
+// have ended since: it is negative when more have ended than came.
 func (s *Signals) Delta() int { return s.InFlight - s.InFlightAtRead }
 
 // Match says how much of one prompt an endpoint holds: leading full blocks,

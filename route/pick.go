@@ -12,10 +12,6 @@ import (
 // the article, section 7.
 const HealthCutoff = 0.3
 
-// grid is the step on which two sums count as equal: far above the rounding of
-// a sum of five products, far below any difference that means something.
-const grid = 1e-9
-
 // Policy is a validated way to decide: settings and the scorers they name. It
 // does not change; any number of goroutines may use it.
 type Policy struct {
@@ -213,7 +209,7 @@ func unavailable(n int, reasons *[8]int) *epp.Error {
 // its name under the decision's seed, then the name.
 func better(rec *decision.Record, i, k int) bool {
 	a, b := &rec.Candidates[i], &rec.Candidates[k]
-	if x, y := math.Round(a.Sum/grid), math.Round(b.Sum/grid); x != y {
+	if x, y := math.Round(a.Sum/decision.Grid), math.Round(b.Sum/decision.Grid); x != y {
 		return x > y
 	}
 	if a.Load != b.Load {

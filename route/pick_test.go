@@ -29,11 +29,11 @@ func TestGoldenScores(t *testing.T) {
 		MaxQueue           int
 		Weights            map[string]float64
 		Endpoints          []struct {
-			Endpoint                                                string
-			CacheMatchRatio, LoadRatio, QueueDepth, Health          float64
-			AdapterMatch                                            int
-			Formula, Composite                                      float64
-			Excluded                                                string
+			Endpoint                                       string
+			CacheMatchRatio, LoadRatio, QueueDepth, Health float64
+			AdapterMatch                                   int
+			Formula, Composite                             float64
+			Excluded                                       string
 		}
 	}
 	data, err := os.ReadFile("testdata/golden_scores.json")
@@ -259,8 +259,8 @@ func table(rec *decision.Record, chosen int, err error) string {
 		fmt.Fprintf(tw, "\t%.4f\t%s\n", c.Composite(), note)
 	}
 	tw.Flush()
-	if rec.Degraded {
-		fmt.Fprintln(&b, "degraded: every queue is full")
+	if why := rec.Why(); why != "" {
+		fmt.Fprintf(&b, "why: %s\n", why)
 	}
 	if err != nil {
 		e := epp.AsError(err)

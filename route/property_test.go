@@ -88,9 +88,6 @@ func TestMonotone(t *testing.T) {
 				in := drawInput(t, rapid.Float64Range(0, 40))
 				p := mustPolicyRapid(t, drawSettings(t))
 				before, after := new(decision.Record), new(decision.Record)
-				if s := &in.View.Signals[0]; s.MaxRunning > 0 { // fleet never holds fewer slots than it saw running
-					s.MaxRunning = max(s.MaxRunning, int(math.Ceil(s.Running.Value)))
-				}
 				_, _ = p.Pick(in, 1, nil, before)
 				improve(in)
 				_, _ = p.Pick(in, 1, nil, after)

@@ -9,28 +9,12 @@ import (
 
 // queueDepth is how many requests wait at the endpoint: those it reported, and
 // those of our own picks since that found no free slot. known is false where
-// the engine never said.
-//
-// A reading misses what was still on its way when it was taken. Where the
-// number of slots is known, our own requests beyond the slots are waiting,
-// whether the engine has seen them yet or not, so they are a lower bound.
+// the engine never said: then our own requests beyond its slots are the queue.
 func queueDepth(s *epp.Signals) (depth float64, known bool) {
-	beyond := 0.0
-	if s.MaxRunning > 0 {
-		slots := float64(s.MaxRunning)
-		if s.Running.Known {
-			slots = max(slots, s.Running.Value)
-		}
-		beyond = max(0, float64(s.InFlight)-slots)
-	}
 	if !s.Waiting.Known {
-		if s.MaxRunning > 0 {
-			return beyond, false
-		}
-		return max(0, float64(s.InFlight)), false
+		return max(0, float64(s.InFlight)-freeSlots(s)), false
 	}
-	since := max(0, float64(s.Delta())-freeSlots(s))
-	return max(s.Waiting.Value+since, beyond), true
+	return s.Waiting.Value + max(0, float64(s.Delta())-freeSlots(s)), true
 }
 
 // freeSlots is how many requests the endpoint could start at once; 0 where its
@@ -104,4 +88,12 @@ func unit(v float64) float64 {
 		return 0
 	}
 	return min(v, 1)
+}
+
+// Seen is what the queue and the health scorer see of an endpoint, for those who
+// show it: the corrected queue in requests, the health in [0, 1], and whether
+// its reports are overdue.
+func (p *Policy) Seen(s *epp.Signals, now time.Time) (queue, health float64, stale bool) {
+	queue, _ = queueDepth(s)
+	return queue, healthOf(s, now, p.Settings.StaleAfter), Stale(s, now, p.Settings.StaleAfter)
 }
