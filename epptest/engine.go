@@ -230,6 +230,9 @@ func (e *Engine) process() *process {
 	return e.proc
 }
 
+// Name is the engine's name, as its replies carry it.
+func (e *Engine) Name() string { return e.cfg.Name }
+
 // Address is the host:port of HTTP.
 func (e *Engine) Address() string {
 	e.mu.Lock()

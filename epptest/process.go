@@ -84,7 +84,7 @@ func startProcess(owner *Engine, cfg EngineConfig) (*process, error) {
 
 func (p *process) serve(l net.Listener) {
 	defer p.serving.Done()
-	p.server.Serve(l) // returns when the listener is closed
+	_ = p.server.Serve(l) // returns when the listener is closed
 }
 
 // trackConn keeps the set of open connections, so that a crash can reset them.

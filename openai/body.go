@@ -1,0 +1,339 @@
+package openai
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+	"unsafe"
+
+	"epp.internal/epp"
+)
+
+// Form is what a path takes as its body.
+type Form uint8
+
+// The forms of a body.
+const (
+	Other       Form = iota // any other path: only the model and stream are read
+	Chat                    // /v1/chat/completions, and …/render
+	Completions             // /v1/completions, and …/render
+	Embeddings              // /v1/embeddings
+	Responses               // /v1/responses
+	Messages                // /v1/messages, the form of Anthropic
+	Rerank                  // /v1/rerank, /rerank, /v2/rerank, /score
+	Tokenize                // /tokenize
+	Detokenize              // /detokenize
+)
+
+// String returns the form's name as metrics and logs show it.
+func (f Form) String() string {
+	if int(f) >= len(formNames) {
+		return "other"
+	}
+	return formNames[f]
+}
+
+var formNames = [...]string{"other", "chat", "completions", "embeddings", "responses", "messages", "rerank", "tokenize", "detokenize"}
+
+// FormOf returns the form of the bodies that a path takes. A query, a slash at
+// the end and a "/render" at the end make no difference.
+func FormOf(path string) Form {
+	path, _, _ = strings.Cut(path, "?")
+	path = strings.TrimSuffix(strings.TrimRight(path, "/"), "/render")
+	path = strings.TrimPrefix(strings.TrimPrefix(path, "/v1"), "/v2")
+	switch path {
+	case "/chat/completions":
+		return Chat
+	case "/completions":
+		return Completions
+	case "/embeddings":
+		return Embeddings
+	case "/responses":
+		return Responses
+	case "/messages":
+		return Messages
+	case "/rerank", "/score":
+		return Rerank
+	case "/tokenize":
+		return Tokenize
+	case "/detokenize":
+		return Detokenize
+	}
+	return Other
+}
+
+// Body is a request's body as routing sees it.
+type Body struct {
+	Form Form
+	// Model is the name that the client asked for; it is empty where the body
+	// names none, and then Read says so with an error.
+	Model string
+	// Stream is true where the client asked for server-sent events, IncludeUsage
+	// where it asked for usage in them (stream_options.include_usage).
+	Stream, IncludeUsage bool
+	// Salt is cache_salt; prompts of different salts share no block. Empty: none.
+	Salt string
+	// MaxTokens is max_completion_tokens, else max_tokens; 0 where neither is
+	// there or of use.
+	MaxTokens int
+	// Prompts are the prompts of a body of form Completions, in order.
+	Prompts []Prompt
+	// Root is the whole body, an object.
+	Root Value
+
+	src []byte
+}
+
+// Prompt is one prompt of a completions body: Tokens if the client sent token
+// IDs (then never nil), else Text.
+type Prompt struct {
+	Text   string
+	Tokens []uint32
+}
+
+// Read reads the body of a request to path, once. It keeps body, and all strings
+// that come of it share its memory: it must not change afterwards. An error is an *epp.Error of kind BadRequest or TooLarge
+// whose Reason is one of: body_empty, body_not_an_object, json_cut_off,
+// json_invalid, nesting_too_deep, too_many_values, model_missing,
+// model_not_a_string, stream_not_a_boolean, salt_not_a_string, salt_empty,
+// messages_missing, messages_not_a_list, message_not_an_object, role_missing,
+// role_not_a_string, prompt_missing, prompt_empty, prompt_invalid,
+// prompt_token_invalid.
+//
+// A body that only lacks its model (model_missing: no "model", null or "") is
+// returned beside the error, for a caller that has a model to put in its place
+// by WithModel. With any other error the body is nil.
+func Read(path string, body []byte) (*Body, error) {
+	if uint64(len(body)) > 1<<32-1 {
+		return nil, epp.Errorf(epp.TooLarge, "body_too_large", "the body is larger than 4 GiB")
+	}
+	if !utf8.Valid(body) {
+		at := invalidUTF8(body)
+		return nil, epp.Errorf(epp.BadRequest, "json_invalid", "the body is not UTF-8: byte %d is %#02x", at, body[at])
+	}
+	nodes, fault := scan(body, make([]node, 0, 16+len(body)/32))
+	if fault != nil {
+		return nil, fault
+	}
+	b := &Body{Form: FormOf(path), Root: Value{doc: &document{src: unsafe.String(unsafe.SliceData(body), len(body)), nodes: nodes}}, src: body}
+	if k := b.Root.Kind(); k != Object {
+		return nil, epp.Errorf(epp.BadRequest, "body_not_an_object", "the body is %s: a JSON object is expected", k)
+	}
+	missing, fault := b.readModel()
+	for _, read := range []func(*Body) *epp.Error{(*Body).readFields, (*Body).readMessages, (*Body).readPrompts} {
+		if fault == nil {
+			fault = read(b)
+		}
+	}
+	if fault != nil {
+		return nil, fault
+	}
+	if missing != nil {
+		return b, missing
+	}
+	return b, nil
+}
+
+// ReadValue reads one JSON value by itself, such as the arguments of a tool call,
+// which come as a string. Its errors are those of Read about JSON.
+func ReadValue(text string) (Value, error) {
+	if !utf8.ValidString(text) {
+		return Value{}, epp.Errorf(epp.BadRequest, "json_invalid", "the text is not UTF-8")
+	}
+	nodes, fault := scan([]byte(text), make([]node, 0, 16))
+	if fault != nil {
+		return Value{}, fault
+	}
+	return Value{doc: &document{src: text, nodes: nodes}}, nil
+}
+
+// invalidUTF8 returns where the first byte stands that is not UTF-8.
+func invalidUTF8(body []byte) int {
+	at := 0
+	for at < len(body) {
+		r, size := utf8.DecodeRune(body[at:])
+		if r == utf8.RuneError && size <= 1 {
+			break
+		}
+		at += size
+	}
+	return at
+}
+
+// fieldError returns a BadRequest error about one field.
+func fieldError(param, reason, format string, args ...any) *epp.Error {
+	e := epp.Errorf(epp.BadRequest, reason, format, args...)
+	e.Param = param
+	return e
+}
+
+// readModel reads the model's name. Its first error is that of a body without
+// one, its second any other.
+func (b *Body) readModel() (missing, fault *epp.Error) {
+	v := b.Root.Get("model")
+	switch v.Kind() {
+	case String:
+		b.Model = v.String()
+	case Missing, Null:
+	default:
+		return nil, fieldError("model", "model_not_a_string", "model is %s: the name of a model, a string, is expected", v.Kind())
+	}
+	if b.Model == "" {
+		missing = fieldError("model", "model_missing", "the body names no model: set \"model\" to one of those that GET /v1/models lists")
+	}
+	return missing, nil
+}
+
+func (b *Body) readFields() *epp.Error {
+	var ok bool
+	stream := b.Root.Get("stream")
+	if b.Stream, ok = stream.Truth(); !ok {
+		return fieldError("stream", "stream_not_a_boolean", "stream is %s: true or false is expected", stream.Kind())
+	}
+	b.IncludeUsage, _ = b.Root.Get("stream_options").Get("include_usage").Truth()
+	salt := b.Root.Get("cache_salt")
+	switch salt.Kind() {
+	case String:
+		if b.Salt = salt.String(); b.Salt == "" {
+			return fieldError("cache_salt", "salt_empty", "cache_salt is an empty string: leave it out or give it a value")
+		}
+	case Missing, Null:
+	default:
+		return fieldError("cache_salt", "salt_not_a_string", "cache_salt is %s: a string is expected", salt.Kind())
+	}
+	for _, key := range [...]string{"max_tokens", "max_completion_tokens"} {
+		if n, ok := b.Root.Get(key).Int(); ok && n > 0 {
+			b.MaxTokens = n
+		}
+	}
+	return nil
+}
+
+// readMessages checks the messages of a chat: a list of objects that have a role.
+func (b *Body) readMessages() *epp.Error {
+	if b.Form != Chat {
+		return nil
+	}
+	messages := b.Root.Get("messages")
+	switch k := messages.Kind(); k {
+	case List:
+	case Missing:
+		return fieldError("messages", "messages_missing", "the body has no messages: a list of objects with \"role\" and \"content\" is expected")
+	default:
+		return fieldError("messages", "messages_not_a_list", "messages is %s: a list of objects with \"role\" and \"content\" is expected", k)
+	}
+	for i, m := range messages.Items() {
+		if fault := checkMessage(i, m); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+func checkMessage(i int, m Value) *epp.Error {
+	role := m.Get("role").Kind()
+	if role == String {
+		return nil
+	}
+	param := "messages[" + strconv.Itoa(i) + "]"
+	switch {
+	case m.Kind() != Object:
+		return fieldError(param, "message_not_an_object", "%s is %s: an object with \"role\" and \"content\" is expected", param, m.Kind())
+	case role == Missing:
+		return fieldError(param+".role", "role_missing", "%s has no role: \"system\", \"user\", \"assistant\" or \"tool\" is expected", param)
+	}
+	return fieldError(param+".role", "role_not_a_string", "%s.role is %s: \"system\", \"user\", \"assistant\" or \"tool\" is expected", param, role)
+}
+
+// readPrompts reads the prompt of a completion: a string, a list of token IDs, or
+// a list of either. A body with prompt_embeds needs none.
+func (b *Body) readPrompts() *epp.Error {
+	if b.Form != Completions {
+		return nil
+	}
+	v := b.Root.Get("prompt")
+	switch k := v.Kind(); {
+	case k == String:
+		b.Prompts = []Prompt{{Text: v.String()}}
+		return nil
+	case k == Missing || k == Null:
+		if b.Root.Get("prompt_embeds").Kind() > Null {
+			return nil
+		}
+		return fieldError("prompt", "prompt_missing", "the body has no prompt: a string or a list of token IDs is expected")
+	case k != List:
+		return fieldError("prompt", "prompt_invalid", "prompt is %s: a string, a list of token IDs or a list of these is expected", k)
+	case v.Len() == 0:
+		return fieldError("prompt", "prompt_empty", "prompt is an empty list: a string or a list of token IDs is expected")
+	}
+	if first := v.At(0); first.Kind() == Number {
+		tokens, err := tokenIDs("prompt", v)
+		b.Prompts = []Prompt{{Tokens: tokens}}
+		return err
+	}
+	b.Prompts = make([]Prompt, 0, v.Len())
+	for i, item := range v.Items() {
+		param := "prompt[" + strconv.Itoa(i) + "]"
+		switch k := item.Kind(); k {
+		case String:
+			b.Prompts = append(b.Prompts, Prompt{Text: item.String()})
+		case List:
+			tokens, err := tokenIDs(param, item)
+			if err != nil {
+				return err
+			}
+			b.Prompts = append(b.Prompts, Prompt{Tokens: tokens})
+		default:
+			return fieldError(param, "prompt_invalid", "%s is %s: a string or a list of token IDs is expected", param, k)
+		}
+	}
+	return nil
+}
+
+// tokenIDs reads a list of token IDs.
+func tokenIDs(param string, v Value) ([]uint32, *epp.Error) {
+	tokens := make([]uint32, 0, v.Len())
+	for i, item := range v.Items() {
+		n, ok := item.Int()
+		if !ok || item.Kind() != Number || n < 0 || n > 1<<31-1 {
+			return nil, fieldError(param, "prompt_token_invalid", "%s[%d] is %.40q: a token ID, a whole number from 0 on, is expected", param, i, item.Raw())
+		}
+		tokens = append(tokens, uint32(n))
+	}
+	return tokens, nil
+}
+
+// WithModel returns the body with another model's name: the value of the
+// top-level "model" is replaced, or the member put in front of the others where
+// there is none, and all else stays byte for byte. It returns the body itself,
+// not a copy, where the name is the same.
+func (b *Body) WithModel(name string) []byte {
+	if name == b.Model && name != "" {
+		return b.src
+	}
+	quoted := quote(name)
+	v := b.Root.Get("model")
+	from, to := 0, 0
+	if v.Kind() == Missing {
+		from = int(b.Root.doc.nodes[0].start) + 1
+		to = from
+		quoted = append([]byte(`"model":`), quoted...)
+		if b.Root.Len() > 0 {
+			quoted = append(quoted, ',')
+		}
+	} else {
+		n := &v.doc.nodes[v.i]
+		from, to = int(n.start), int(n.end)
+	}
+	out := make([]byte, 0, len(b.src)+len(quoted))
+	out = append(out, b.src[:from]...)
+	out = append(out, quoted...)
+	return append(out, b.src[to:]...)
+}
+
+// quote returns s as a JSON string.
+func quote(s string) []byte {
+	quoted, _ := json.Marshal(s) // a string always has a JSON form
+	return quoted
+}

@@ -1,0 +1,424 @@
+package openai
+
+import (
+	"encoding/binary"
+	"strings"
+	"unicode/utf8"
+
+	"epp.internal/epp"
+)
+
+const (
+	// MaxDepth is how deep objects and lists may nest. Python's json gives up at
+	// about 1,000; the deepest tool schemas seen in use have about 20.
+	MaxDepth = 512
+	// MaxValues is how many values, keys included, a body may hold, a list of
+	// numbers counting as one: 20 bytes are kept for each. A chat of 10,000
+	// messages has about 50,000.
+	MaxValues = 1 << 18
+	// maxDigits is how long an integer may be. Source: the limit of Python's int,
+	// sys.int_info.default_max_str_digits.
+	maxDigits = 4300
+)
+
+// Kind is the type of a JSON value.
+type Kind uint8
+
+// The kinds of a value. The zero Kind is that of a value that is not there.
+const (
+	Missing Kind = iota
+	Null
+	Bool
+	Number
+	String
+	List
+	Object
+)
+
+// String returns the kind's name with its article, as error messages show it.
+func (k Kind) String() string {
+	return [...]string{"nothing", "null", "a boolean", "a number", "a string", "a list", "an object", ""}[k&7]
+}
+
+// A node is one value in the tree. The nodes of a body are in the order of its
+// text: an object's node is followed by key, value, key, value …, a list's by
+// its items, each with all that is below it. A list of numbers alone has no
+// nodes below it: its items are found in its text.
+type node struct {
+	start, end uint32 // the value's text is src[start:end], quotes included
+	next       uint32 // index of the node after this one and all below it
+	size       uint32 // items of a list, members of an object
+	kind       Kind
+	escaped    bool // a string that has a backslash
+	numbers    bool // a list of numbers alone, at least one
+}
+
+// A scanner reads one JSON text from front to back.
+type scanner struct {
+	src   []byte
+	pos   int
+	nodes []node
+	depth int
+}
+
+// scan reads src, which must hold one JSON value and white space around it. It
+// appends the tree to nodes, whose memory it takes over.
+func scan(src []byte, nodes []node) ([]node, *epp.Error) {
+	s := scanner{src: src, nodes: nodes[:0]}
+	if len(src) >= 3 && string(src[:3]) == "\uFEFF" {
+		s.pos = 3
+	}
+	s.space()
+	if s.pos == len(src) {
+		return nil, epp.Errorf(epp.BadRequest, "body_empty", "the body is empty: a JSON object is expected")
+	}
+	if err := s.value(); err != nil {
+		return nil, err
+	}
+	s.space()
+	if s.pos != len(src) {
+		return nil, s.invalid("the end of the body")
+	}
+	return s.nodes, nil
+}
+
+// invalid returns the error for a byte at pos where want was expected.
+func (s *scanner) invalid(want string) *epp.Error {
+	if s.pos >= len(s.src) {
+		return epp.Errorf(epp.BadRequest, "json_cut_off", "the body ends after %d bytes in the middle of its JSON: expected %s", len(s.src), want)
+	}
+	r, _ := utf8.DecodeRune(s.src[s.pos:])
+	return epp.Errorf(epp.BadRequest, "json_invalid", "the body is not JSON: at byte %d found %q, expected %s", s.pos, r, want)
+}
+
+func (s *scanner) space() {
+	for s.pos < len(s.src) {
+		switch s.src[s.pos] {
+		case ' ', '\n', '\t', '\r':
+			s.pos++
+		default:
+			return
+		}
+	}
+}
+
+// open appends a node that begins at pos and returns its index.
+func (s *scanner) open(k Kind) (int, *epp.Error) {
+	if len(s.nodes) >= MaxValues {
+		return 0, epp.Errorf(epp.TooLarge, "too_many_values", "the body holds more than %d JSON values", MaxValues)
+	}
+	s.nodes = append(s.nodes, node{start: uint32(s.pos), kind: k})
+	return len(s.nodes) - 1, nil
+}
+
+func (s *scanner) close(i int) {
+	s.nodes[i].end = uint32(s.pos)
+	s.nodes[i].next = uint32(len(s.nodes))
+}
+
+func (s *scanner) value() *epp.Error {
+	if s.pos >= len(s.src) {
+		return s.invalid("a value")
+	}
+	switch c := s.src[s.pos]; {
+	case c == '"':
+		return s.text()
+	case c == '{':
+		return s.container(Object, '}')
+	case c == '[':
+		return s.container(List, ']')
+	case c == 't':
+		return s.word("true", Bool)
+	case c == 'f':
+		return s.word("false", Bool)
+	case c == 'n':
+		return s.word("null", Null)
+	case numberStart(c):
+		i, err := s.open(Number)
+		if err == nil {
+			err = s.number()
+		}
+		if err == nil {
+			s.close(i)
+		}
+		return err
+	}
+	return s.invalid("a value")
+}
+
+// word reads a literal and, where k is not Missing, makes a node of it.
+func (s *scanner) word(w string, k Kind) *epp.Error {
+	start := s.pos
+	for i := range len(w) {
+		if s.pos >= len(s.src) || s.src[s.pos] != w[i] {
+			return s.invalid(`"` + w + `"`)
+		}
+		s.pos++
+	}
+	if k == Missing {
+		return nil
+	}
+	end := s.pos
+	s.pos = start
+	i, err := s.open(k)
+	if err != nil {
+		return err
+	}
+	s.pos = end
+	s.close(i)
+	return nil
+}
+
+func (s *scanner) container(k Kind, end byte) *epp.Error {
+	if s.depth++; s.depth > MaxDepth {
+		return epp.Errorf(epp.BadRequest, "nesting_too_deep", "the body nests more than %d levels deep, at byte %d", MaxDepth, s.pos)
+	}
+	defer func() { s.depth-- }()
+	i, err := s.open(k)
+	if err != nil {
+		return err
+	}
+	s.pos++
+	s.space()
+	if k == List && s.pos < len(s.src) && numberStart(s.src[s.pos]) {
+		ok, err := s.numberList(i)
+		if ok || err != nil {
+			return err
+		}
+	}
+	if s.pos < len(s.src) && s.src[s.pos] == end {
+		s.pos++
+		s.close(i)
+		return nil
+	}
+	for {
+		if k == Object {
+			if err := s.key(); err != nil {
+				return err
+			}
+		}
+		if err := s.value(); err != nil {
+			return err
+		}
+		s.nodes[i].size++
+		s.space()
+		if s.pos >= len(s.src) || s.src[s.pos] != ',' && s.src[s.pos] != end {
+			return s.invalid(`"," or "` + string(end) + `"`)
+		}
+		s.pos++
+		if s.src[s.pos-1] == end {
+			s.close(i)
+			return nil
+		}
+		s.space()
+	}
+}
+
+// key reads a member's key and its colon.
+func (s *scanner) key() *epp.Error {
+	if s.pos >= len(s.src) || s.src[s.pos] != '"' {
+		return s.invalid("a key in double quotes")
+	}
+	if err := s.text(); err != nil {
+		return err
+	}
+	s.space()
+	if s.pos >= len(s.src) || s.src[s.pos] != ':' {
+		return s.invalid(`":"`)
+	}
+	s.pos++
+	s.space()
+	return nil
+}
+
+// numberList reads the list of node i if it holds numbers alone. If it does
+// not, it leaves pos at the first item and returns false.
+func (s *scanner) numberList(i int) (bool, *epp.Error) {
+	first, size := s.pos, uint32(0)
+	for {
+		if s.pos >= len(s.src) || !numberStart(s.src[s.pos]) {
+			break
+		}
+		if err := s.number(); err != nil {
+			return false, err
+		}
+		size++
+		s.space()
+		if s.pos < len(s.src) && s.src[s.pos] == ']' {
+			s.pos++
+			s.nodes[i].size, s.nodes[i].numbers = size, true
+			s.close(i)
+			return true, nil
+		}
+		if s.pos >= len(s.src) || s.src[s.pos] != ',' {
+			return false, s.invalid(`"," or "]"`)
+		}
+		s.pos++
+		s.space()
+	}
+	s.pos = first
+	return false, nil
+}
+
+// numberStart reports whether a number, or one of the three words that Python
+// takes for one, begins with c.
+func numberStart(c byte) bool {
+	return c >= '0' && c <= '9' || c == '-' || c == 'N' || c == 'I'
+}
+
+// number reads a number and makes no node.
+func (s *scanner) number() *epp.Error {
+	if s.src[s.pos] == 'N' {
+		return s.word("NaN", Missing)
+	}
+	if s.src[s.pos] == '-' {
+		s.pos++
+	}
+	if s.pos < len(s.src) && s.src[s.pos] == 'I' {
+		return s.word("Infinity", Missing)
+	}
+	whole := s.pos
+	if s.pos < len(s.src) && s.src[s.pos] == '0' {
+		s.pos++
+	} else if err := s.digits(); err != nil {
+		return err
+	}
+	digits, integer := s.pos-whole, true
+	if s.pos < len(s.src) && s.src[s.pos] == '.' {
+		integer = false
+		s.pos++
+		if err := s.digits(); err != nil {
+			return err
+		}
+	}
+	if s.pos < len(s.src) && s.src[s.pos]|0x20 == 'e' {
+		integer = false
+		s.pos++
+		if s.pos < len(s.src) && (s.src[s.pos] == '+' || s.src[s.pos] == '-') {
+			s.pos++
+		}
+		if err := s.digits(); err != nil {
+			return err
+		}
+	}
+	if integer && digits > maxDigits {
+		return epp.Errorf(epp.BadRequest, "json_invalid", "the integer at byte %d has %d digits: at most %d are read", whole, digits, maxDigits)
+	}
+	return nil
+}
+
+func (s *scanner) digits() *epp.Error {
+	start := s.pos
+	for s.pos < len(s.src) && s.src[s.pos] >= '0' && s.src[s.pos] <= '9' {
+		s.pos++
+	}
+	if s.pos == start {
+		return s.invalid("a digit")
+	}
+	return nil
+}
+
+// text reads a string, which begins at pos.
+func (s *scanner) text() *epp.Error {
+	i, err := s.open(String)
+	if err != nil {
+		return err
+	}
+	s.pos++
+	for {
+		s.plain()
+		if s.pos >= len(s.src) {
+			return s.invalid(`the end of a string, '"'`)
+		}
+		switch c := s.src[s.pos]; {
+		case c == '"':
+			s.pos++
+			s.close(i)
+			return nil
+		case c == '\\':
+			s.nodes[i].escaped = true
+			if err := s.escape(); err != nil {
+				return err
+			}
+		default: // a control character
+			return s.invalid(`no control character in a string: write it as "\n", "\t" or "\u00XX"`)
+		}
+	}
+}
+
+// plain moves pos over a string's bytes up to a quote, a backslash or a control
+// character, eight at a time.
+func (s *scanner) plain() {
+	const ones, high = 0x0101010101010101, 0x8080808080808080
+	src, p := s.src, s.pos
+	for p+8 <= len(src) {
+		x := binary.LittleEndian.Uint64(src[p:])
+		quote, back := x^(ones*'"'), x^(ones*'\\')
+		if ((quote-ones)&^quote|(back-ones)&^back|(x-ones*0x20)&^x)&high != 0 {
+			break
+		}
+		p += 8
+	}
+	for p < len(src) && src[p] != '"' && src[p] != '\\' && src[p] >= 0x20 {
+		p++
+	}
+	s.pos = p
+}
+
+// escape reads one escape sequence, or the two of a surrogate pair.
+func (s *scanner) escape() *epp.Error {
+	start := s.pos
+	s.pos++
+	if s.pos >= len(s.src) {
+		return s.invalid("an escape sequence")
+	}
+	switch s.src[s.pos] {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		s.pos++
+		return nil
+	case 'u':
+	default:
+		return s.invalid(`an escape sequence: one of "\/bfnrtu after the backslash`)
+	}
+	s.pos++
+	r, err := s.hex4()
+	if err != nil {
+		return err
+	}
+	if r < 0xd800 || r > 0xdfff {
+		return nil
+	}
+	if r <= 0xdbff && s.pos+1 < len(s.src) && s.src[s.pos] == '\\' && s.src[s.pos+1] == 'u' {
+		s.pos += 2
+		low, err := s.hex4()
+		if err != nil {
+			return err
+		}
+		if low >= 0xdc00 && low <= 0xdfff {
+			return nil
+		}
+	}
+	if r <= 0xdbff && strings.HasPrefix(`\u`, string(s.src[s.pos:min(s.pos+2, len(s.src))])) {
+		s.pos = len(s.src)
+		return s.invalid("the rest of a surrogate pair")
+	}
+	return epp.Errorf(epp.BadRequest, "json_invalid", `the string at byte %d holds a lone surrogate, \u%04x: it is no character`, start, r)
+}
+
+func (s *scanner) hex4() (r uint32, err *epp.Error) {
+	for range 4 {
+		if s.pos >= len(s.src) {
+			return 0, s.invalid("four hex digits")
+		}
+		switch c := s.src[s.pos]; {
+		case c >= '0' && c <= '9':
+			r = r<<4 | uint32(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | uint32(c|0x20-'a'+10)
+		default:
+			return 0, s.invalid("four hex digits")
+		}
+		s.pos++
+	}
+	return r, nil
+}
