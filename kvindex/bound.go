@@ -1,0 +1,230 @@
+package kvindex
+
+import "slices"
+
+const (
+	// lapSteps is how many copies a lap looks at for each block that is stored
+	// meanwhile: a lap ends while the index grows by a thirty-second.
+	lapSteps = 32
+	// urgentSteps is the same where something waits for the room.
+	urgentSteps = 64
+	// lapShare is one over the part of the copies that a lap drops at most.
+	lapShare = 4
+	// copyBytes is what a block held by one endpoint costs (BenchmarkBytes); it
+	// makes copies of MaxEndpointShare's bytes.
+	copyBytes = 60
+	// samples is how many stamps tell which copies a lap drops.
+	samples = 512
+)
+
+// lap is one round of a hand over the copies of some endpoints. It drops those
+// whose blocks were last stored or matched at the cutoff or before, until the
+// quota is used up.
+type lap struct {
+	on      bool
+	cutoff  uint32
+	quota   int
+	writers []*Writer // still to do, the first one being in work
+	lane    int
+	slot    int
+}
+
+// step moves the hand over n copies, if the lap is on.
+func (x *Index) step(l *lap, n int) {
+	for ; n > 0 && l.on; n-- {
+		if len(l.writers) == 0 || l.quota <= 0 {
+			*l = lap{}
+			return
+		}
+		w := l.writers[0]
+		if l.lane >= len(w.lanes) {
+			l.writers, l.lane, l.slot = l.writers[1:], 0, 0
+			continue
+		}
+		lane := w.lanes[l.lane]
+		if l.slot >= len(lane.copies) {
+			w.shrink(lane)
+			l.lane, l.slot = l.lane+1, 0
+			continue
+		}
+		place := lane.copies[l.slot].place
+		if place == 0 || x.nodes.at(place).stamp.Load() > l.cutoff {
+			l.slot++
+			continue
+		}
+		w.drop(lane, l.slot)
+		w.counts.Evicted++
+		w.incomplete = true
+		l.quota--
+	}
+}
+
+// startLap starts a lap over all endpoints, if none is on.
+func (x *Index) startLap() {
+	if x.lap.on {
+		return
+	}
+	x.lap = lap{on: true, quota: x.copies/lapShare + 1, cutoff: quantile(x.stamps())}
+	for _, w := range x.writers { // in no order: none is always the first
+		x.lap.writers = append(x.lap.writers, w)
+	}
+}
+
+// startLap starts a lap over the endpoint's own copies, if none is on.
+func (w *Writer) startLap() {
+	if !w.lap.on {
+		w.lap = lap{on: true, quota: w.copies/lapShare + 1, cutoff: quantile(w.stamps()), writers: []*Writer{w}}
+	}
+}
+
+// stamps samples the blocks of all endpoints.
+func (x *Index) stamps() []uint32 {
+	each := max(1, samples/max(1, x.nodes.chunks))
+	var stamps []uint32
+	for i := range x.nodes.spine {
+		c := x.nodes.spine[i].Load()
+		if c == nil {
+			continue
+		}
+		for j := range each {
+			if n := &c[j*chunkNodes/each]; n.set() != 0 {
+				stamps = append(stamps, n.stamp.Load())
+			}
+		}
+	}
+	return stamps
+}
+
+// stamps samples the endpoint's blocks.
+func (w *Writer) stamps() []uint32 {
+	var stamps []uint32
+	for _, l := range w.lanes {
+		for i := 0; i < len(l.copies); i += 1 + len(l.copies)/samples {
+			if place := l.copies[i].place; place != 0 {
+				stamps = append(stamps, w.index.nodes.at(place).stamp.Load())
+			}
+		}
+	}
+	return stamps
+}
+
+// quantile returns the stamp that a lapShare-th of the sample does not exceed.
+func quantile(stamps []uint32) uint32 {
+	if len(stamps) == 0 {
+		return 0
+	}
+	slices.Sort(stamps)
+	return stamps[len(stamps)/lapShare]
+}
+
+// soft is where growth begins to start laps.
+func (x *Index) soft() int { return x.options.MaxBytes - x.options.MaxBytes/16 }
+
+// grow books memory that is about to be allocated, if the bound allows it.
+func (x *Index) grow(bytes int) bool {
+	if x.bytes+bytes > x.soft() {
+		x.startLap()
+	}
+	if x.bytes+bytes > x.options.MaxBytes {
+		return false
+	}
+	x.bytes += bytes
+	return true
+}
+
+// settle pays off what removals may have booked beyond the bound.
+func (x *Index) settle() {
+	if x.bytes > x.options.MaxBytes {
+		x.startLap()
+		x.step(&x.lap, urgentSteps)
+	}
+}
+
+// room makes room for one more copy in l, if the bounds allow it.
+func (w *Writer) room(l *lane) bool {
+	x := w.index
+	most := int(float64(x.options.MaxBytes) * x.options.MaxEndpointShare / copyBytes)
+	if w.copies >= most-most/16 {
+		w.startLap()
+	}
+	if w.copies >= most {
+		if x.step(&w.lap, urgentSteps); w.copies >= most {
+			return false
+		}
+	}
+	if !l.full() {
+		return true
+	}
+	former, n := len(l.copies), laneSize(l.live)
+	if x.grow(n * laneSlotBytes) {
+		l.resize(n)
+		x.bytes -= former * laneSlotBytes
+		return true
+	}
+	w.startLap()
+	x.step(&w.lap, urgentSteps)
+	return !l.full()
+}
+
+// plant makes a node for a block and returns its place, or 0 where the bound
+// forbids it.
+func (x *Index) plant(hash uint64, set, after uint32) uint32 {
+	s := x.table.shard(hash)
+	if s.full() {
+		now, renewed := s.size()
+		if renewed <= now {
+			x.bytes += renewed * 8
+		} else if !x.grow(renewed * 8) {
+			return 0
+		}
+		s.renew()
+		x.bytes -= now * 8
+	}
+	// Below an eighth of spare nodes the search for one gets long.
+	if spare := x.nodes.spare(); spare <= 0 {
+		if !x.grow(chunkBytes) || !x.nodes.addChunk() {
+			return 0
+		}
+	} else if spare < x.nodes.chunks*chunkNodes/8 && x.bytes+chunkBytes <= x.soft() && x.nodes.addChunk() {
+		x.bytes += chunkBytes
+	}
+	place := x.nodes.take(after)
+	n := x.nodes.at(place)
+	n.hash.Store(hash)
+	n.stamp.Store(x.clock.Load())
+	x.sets.records[set].nodes++
+	n.put(set)
+	s.insert(hash, place)
+	return place
+}
+
+// uproot frees the node of a block that no endpoint holds.
+func (x *Index) uproot(place uint32) {
+	hash := x.nodes.at(place).hash.Load()
+	s := x.table.shard(hash)
+	s.remove(hash, place)
+	if x.nodes.give(place) {
+		x.bytes -= chunkBytes
+	}
+	if now, renewed := s.size(); renewed*4 < now {
+		s.renew()
+		x.bytes -= (now - renewed) * 8
+	}
+}
+
+// change gives a node another set, or none.
+func (x *Index) change(n *node, to uint32) {
+	from := n.set()
+	if to != 0 {
+		x.sets.records[to].nodes++
+	}
+	n.put(to)
+	x.bytes -= x.sets.release(from)
+}
+
+// abandon gives up a set that was made for a block and that no block got.
+func (x *Index) abandon(set uint32) {
+	if x.sets.records[set].nodes == 0 {
+		x.bytes -= x.sets.drop(set)
+	}
+}

@@ -1,0 +1,245 @@
+package kvindex
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"epp.internal/epp"
+	"epp.internal/epp/block"
+)
+
+// The defaults and lower bounds of Options.
+const (
+	// DefaultMaxBytes has room for about 18 million blocks held by one endpoint
+	// each (BenchmarkBytes).
+	DefaultMaxBytes = 1 << 30
+	// MinMaxBytes is the least that MaxBytes can be set to: a chunk of nodes is
+	// 96 KiB, and below a few of them the bound would be all there is.
+	MinMaxBytes = 1 << 20
+	// DefaultMaxParkedBlocks is a guess: events arrive in order, so blocks wait
+	// for a parent only after a gap or a late subscription.
+	DefaultMaxParkedBlocks = 4096
+	// DefaultMaxEndpointShare is a guess: four liars fill the index, one does not.
+	DefaultMaxEndpointShare = 0.25
+)
+
+// Options are an index's settings. A zero field stands for its default.
+type Options struct {
+	// Key is the key under which the chains that will be looked up are hashed.
+	Key block.Key
+	// MaxBytes bounds the memory of the index, everything counted; at least
+	// MinMaxBytes.
+	MaxBytes int
+	// MaxParkedBlocks bounds the blocks of one endpoint that wait for a parent.
+	MaxParkedBlocks int
+	// MaxEndpointShare, in (0, 1], bounds one endpoint's part of MaxBytes.
+	MaxEndpointShare float64
+}
+
+func (o Options) withDefaults() Options {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = DefaultMaxBytes
+	}
+	o.MaxBytes = min(max(o.MaxBytes, MinMaxBytes), chunkBytes*(math.MaxInt32/chunkNodes))
+	if o.MaxParkedBlocks <= 0 {
+		o.MaxParkedBlocks = DefaultMaxParkedBlocks
+	}
+	if !(o.MaxEndpointShare > 0 && o.MaxEndpointShare <= 1) {
+		o.MaxEndpointShare = DefaultMaxEndpointShare
+	}
+	return o
+}
+
+// Index is the prefix tree. Its methods may be called from any goroutine.
+type Index struct {
+	options Options
+	clock   atomic.Uint32 // the latest time a writer brought, in Unix seconds
+	nodes   arena
+	table   table
+	sets    sets
+
+	mu      sync.Mutex // guards the following fields, and all but atomics above
+	bytes   int
+	copies  int // of all writers
+	writers map[epp.Slot]*Writer
+	lap     lap
+	counts  Counts // of the writers that are closed
+	warmed  uint64 // means nothing: where warm's loads go
+}
+
+// New returns an empty index.
+func New(o Options) *Index {
+	x := &Index{options: o.withDefaults(), writers: map[epp.Slot]*Writer{}}
+	x.nodes.init(x.options.MaxBytes)
+	x.sets.init(x.options.MaxBytes, uint64(x.options.Key))
+	x.table.init()
+	x.bytes = x.nodes.fixedBytes() + x.sets.fixedBytes() + x.table.fixedBytes()
+	return x
+}
+
+// held marks, while Match walks, a slot that holds all blocks so far.
+const held = math.MaxUint32
+
+// Match sets out[slot] to how many leading blocks of chain the slot's endpoint
+// holds, for all slots below len(out), and returns how many leading blocks at
+// least one of these endpoints holds. The chain's hashes are in order from the
+// root, of one block size.
+//
+// It takes no lock and allocates nothing; its cost is that of the blocks some
+// endpoint holds in a row, it ends with the first one that none does. A block
+// that is stored or removed meanwhile counts or does not.
+func (x *Index) Match(chain []uint64, out []uint32) int {
+	clear(out)
+	var (
+		last    *set // of the block before
+		holders int  // slots of out that hold all blocks so far
+		place   uint32
+		now     = x.clock.Load()
+	)
+	for i, hash := range chain {
+		var n *node
+		var s *set
+		if place != 0 {
+			place++
+			n, s = x.at(place, hash)
+		}
+		if s == nil {
+			if place, n, s = x.find(hash); s == nil {
+				last.credit(out, uint32(i))
+				return i
+			}
+		}
+		if s != last {
+			if last == nil {
+				holders = s.enter(out)
+			} else {
+				holders -= last.leave(s, out, uint32(i))
+			}
+			if last = s; holders == 0 {
+				return i
+			}
+		}
+		if n.stamp.Load() != now {
+			n.stamp.Store(now)
+		}
+	}
+	last.credit(out, uint32(len(chain)))
+	return len(chain)
+}
+
+// at returns the node at place and its set if it is the block with this hash.
+func (x *Index) at(place uint32, hash uint64) (*node, *set) {
+	n := x.nodes.at(place)
+	if n == nil {
+		return nil, nil
+	}
+	for {
+		state := n.state.Load()
+		if n.hash.Load() != hash || state>>32 == 0 {
+			return nil, nil
+		}
+		s := x.sets.at(uint32(state >> 32))
+		if n.state.Load() == state {
+			return n, s
+		}
+	}
+}
+
+// find looks a block up in the table; the set is nil where no endpoint holds it.
+func (x *Index) find(hash uint64) (uint32, *node, *set) {
+	slots := *x.table.shard(hash).slots.Load()
+	tag := tag(hash)
+	for i := first(tag<<32, len(slots)); ; i = next(i, len(slots)) {
+		entry := slots[i].Load()
+		if entry == 0 {
+			return 0, nil, nil
+		}
+		if entry>>32 == tag && entry != gone {
+			if n, s := x.at(uint32(entry), hash); s != nil {
+				return uint32(entry), n, s
+			}
+		}
+	}
+}
+
+// Endpoint opens a slot's side of the index. A slot has one writer at a time:
+// the one that was open is closed first, and its blocks go.
+func (x *Index) Endpoint(slot epp.Slot) *Writer {
+	w := &Writer{index: x, slot: slot}
+	for {
+		x.mu.Lock()
+		former := x.writers[slot]
+		if former == nil {
+			x.writers[slot] = w
+			x.mu.Unlock()
+			return w
+		}
+		x.mu.Unlock()
+		former.Close()
+	}
+}
+
+// Counts are totals of what happened to KV events, since the writer was opened
+// or, of an index, since it was made.
+type Counts struct {
+	Stored          uint64 // copies that were new
+	Removed         uint64 // copies that an event removed, or a clear
+	Duplicates      uint64 // copies announced again
+	UnknownRemovals uint64 // removals of what was not known
+	Parked          uint64 // blocks that had to wait for a parent
+	ParkedDropped   uint64 // of those, dropped by MaxParkedBlocks
+	Evicted         uint64 // copies dropped by MaxBytes or MaxEndpointShare
+	Refused         uint64 // blocks not stored, by the same
+	Malformed       uint64 // events that could not be right, and were left out
+}
+
+func (c *Counts) add(d Counts) {
+	c.Stored += d.Stored
+	c.Removed += d.Removed
+	c.Duplicates += d.Duplicates
+	c.UnknownRemovals += d.UnknownRemovals
+	c.Parked += d.Parked
+	c.ParkedDropped += d.ParkedDropped
+	c.Evicted += d.Evicted
+	c.Refused += d.Refused
+	c.Malformed += d.Malformed
+}
+
+// Stats are an index's figures at one moment.
+type Stats struct {
+	Nodes  int // blocks that some endpoint holds
+	Copies int // (endpoint, tier, group, engine hash) that hold them
+	Parked int // blocks that wait for a parent
+	Sets   int // different sets of endpoints
+	Bytes  int // memory in use, by our own count; see Index.Bytes
+	Counts
+}
+
+// Stats returns the figures of all endpoints together.
+func (x *Index) Stats() Stats {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := Stats{Nodes: x.nodes.live, Copies: x.copies, Sets: x.sets.live, Bytes: x.bytes, Counts: x.counts}
+	for _, w := range x.writers {
+		s.Parked += len(w.parked.blocks)
+		s.add(w.counts)
+	}
+	return s
+}
+
+// Nodes returns how many different blocks the endpoints hold.
+func (x *Index) Nodes() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.nodes.live
+}
+
+// Bytes returns the memory of the index by its own count: the capacity of its
+// tables, and an estimate for Go's maps. It stays within Options.MaxBytes, but
+// for what a removal may need (a new set, a table made anew).
+func (x *Index) Bytes() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.bytes
+}

@@ -1,0 +1,427 @@
+package kvindex
+
+import (
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/block"
+)
+
+// maxLanes bounds an endpoint's (tier, group) pairs. Engines have up to four
+// tiers, and two or three groups that count.
+const maxLanes = 64
+
+// maxCopies bounds the copies of one block that an endpoint can have. Engines
+// have one a tier and group.
+const maxCopies = 256
+
+// clearStep is how many copies a clear drops before it lets other writers on.
+const clearStep = 4096
+
+// Writer is one endpoint's side of the index. Its methods may be called from any
+// goroutine; events take effect in the order of the calls.
+type Writer struct {
+	index *Index
+	slot  epp.Slot
+
+	turn sync.Mutex // held by Apply, Clear and Close; taken before index.mu
+
+	// The following fields are guarded by index.mu.
+
+	lanes  []*lane
+	extra  map[uint32]uint32 // by place: copies beyond the first
+	copies int               // entries of all lanes
+	blocks int               // different blocks held
+	parked parking
+	joined struct { // the last step from a set to the one with this endpoint in it
+		from, to uint32
+		epoch    int // of the sets, when it was made
+	}
+	lap        lap // over this endpoint's copies alone
+	incomplete bool
+	closed     bool
+	counts     Counts
+}
+
+// Apply applies events in order. now is the time of their arrival; the index
+// keeps the latest that any writer brought. Events of unknown kind are counted
+// as malformed, as are those whose tokens do not fit their hashes. It keeps
+// nothing of events.
+func (w *Writer) Apply(now time.Time, events []epp.BlockEvent) {
+	w.turn.Lock()
+	defer w.turn.Unlock()
+	w.index.advance(now)
+	for i := range events {
+		if events[i].Kind == epp.AllBlocksCleared {
+			w.clear()
+			continue
+		}
+		w.index.mu.Lock()
+		w.apply(&events[i])
+		w.index.mu.Unlock()
+	}
+}
+
+func (w *Writer) apply(e *epp.BlockEvent) {
+	if w.closed {
+		return
+	}
+	l := w.lane(e.Tier, e.Group)
+	switch {
+	case l == nil:
+		w.counts.Malformed++
+	case e.Kind == epp.BlockStored && wellFormed(e):
+		w.store(l, e)
+	case e.Kind == epp.BlockRemoved:
+		w.remove(l, e.Hashes)
+	default:
+		w.counts.Malformed++
+	}
+	w.index.settle()
+}
+
+// Clear drops all that the endpoint holds: it restarted, or its events begin
+// anew after a gap. It makes an incomplete endpoint complete again.
+func (w *Writer) Clear(now time.Time) {
+	w.turn.Lock()
+	defer w.turn.Unlock()
+	w.index.advance(now)
+	w.clear()
+}
+
+// Close drops all that the endpoint holds and gives its slot free. What is
+// called on the writer after that does nothing.
+func (w *Writer) Close() {
+	w.turn.Lock()
+	defer w.turn.Unlock()
+	w.clear()
+	x := w.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !w.closed {
+		w.closed = true
+		x.counts.add(w.counts)
+		delete(x.writers, w.slot)
+	}
+}
+
+// Blocks returns how many different blocks the endpoint holds.
+func (w *Writer) Blocks() int {
+	w.index.mu.Lock()
+	defer w.index.mu.Unlock()
+	return w.blocks
+}
+
+// Incomplete reports whether blocks that the endpoint announced were dropped, by
+// a bound of ours, since it was last cleared.
+func (w *Writer) Incomplete() bool {
+	w.index.mu.Lock()
+	defer w.index.mu.Unlock()
+	return w.incomplete
+}
+
+// WriterStats are one endpoint's figures at one moment.
+type WriterStats struct {
+	Blocks     int // different blocks held
+	Copies     int // (tier, group, engine hash) that hold them
+	Parked     int // blocks that wait for a parent
+	Incomplete bool
+	Counts
+}
+
+// Stats returns the endpoint's figures.
+func (w *Writer) Stats() WriterStats {
+	w.index.mu.Lock()
+	defer w.index.mu.Unlock()
+	return WriterStats{w.blocks, w.copies, len(w.parked.blocks), w.incomplete, w.counts}
+}
+
+// advance sets the index's clock to now, if that is later.
+func (x *Index) advance(now time.Time) {
+	seconds := uint32(min(max(now.Unix(), 0), math.MaxUint32))
+	for {
+		clock := x.clock.Load()
+		if seconds <= clock || x.clock.CompareAndSwap(clock, seconds) {
+			return
+		}
+	}
+}
+
+// lane returns the lane of a tier and group, made if need be, or nil where the
+// endpoint has too many.
+func (w *Writer) lane(tier string, group int) *lane {
+	for _, l := range w.lanes {
+		if l.group == group && l.tier == tier {
+			return l
+		}
+	}
+	if len(w.lanes) == maxLanes {
+		return nil
+	}
+	l := &lane{tier: strings.Clone(tier), group: group, seed: uint64(w.index.options.Key)}
+	w.lanes = append(w.lanes, l)
+	return l
+}
+
+// wellFormed reports whether a BlockStored says of each of its blocks what is
+// needed to hash it.
+func wellFormed(e *epp.BlockEvent) bool {
+	n := len(e.Hashes)
+	return n > 0 && e.BlockTokens > 0 &&
+		len(e.Tokens)%n == 0 && len(e.Tokens)/n == e.BlockTokens &&
+		(e.Media == nil || len(e.Media) == n)
+}
+
+// store stores the blocks of e. Where the parent is not known, blocks are parked
+// up to the first that is known itself: an engine may announce again what it
+// holds, and its name for a block stands for the whole path.
+func (w *Writer) store(l *lane, e *epp.BlockEvent) {
+	x := w.index
+	var own uint64
+	var place uint32
+	i := 0
+	if !e.HasParent {
+		own = x.options.Key.Root(block.Root{Adapter: e.Adapter, Salt: e.Salt, BlockTokens: e.BlockTokens})
+	} else if _, place = l.find(e.Parent); place != 0 {
+		own = x.nodes.at(place).hash.Load()
+	} else {
+		parent := e.Parent
+		for ; ; i++ {
+			if i == len(e.Hashes) {
+				return
+			}
+			if _, place = l.find(e.Hashes[i]); place != 0 {
+				break
+			}
+			tokens, media := blockOf(e, i)
+			w.park(parkedKey{l, e.Hashes[i]}, parkedBlock{parent: parent, tokens: tokens, media: media})
+			parent = e.Hashes[i]
+		}
+		own = x.nodes.at(place).hash.Load()
+		w.hold(l, e.Hashes[i], own, 0)
+		i++
+	}
+	for ; i < len(e.Hashes); i += warmBlocks {
+		hashes := e.Hashes[i:min(i+warmBlocks, len(e.Hashes))]
+		var chain [warmBlocks]uint64
+		for j := range hashes {
+			tokens, media := blockOf(e, i+j)
+			own = block.ExtendMedia(own, media, tokens)
+			chain[j] = own
+		}
+		w.warm(l, hashes, chain[:len(hashes)])
+		for j, hash := range hashes {
+			if place = w.hold(l, hash, chain[j], place); place == 0 {
+				w.counts.Refused += uint64(len(e.Hashes) - i - j)
+				w.incomplete = true
+				return
+			}
+			w.unpark(l, hash, chain[j])
+		}
+	}
+}
+
+// blockOf returns what block i of e is made of.
+func blockOf(e *epp.BlockEvent, i int) (tokens []uint32, media string) {
+	if e.Media != nil {
+		media = e.Media[i]
+	}
+	return e.Tokens[i*e.BlockTokens : (i+1)*e.BlockTokens], media
+}
+
+// hold adds the copy with this engine hash of the block with this hash of ours,
+// and returns the block's place, or 0 where a bound forbids it. after is the
+// place of the block before, or 0.
+func (w *Writer) hold(l *lane, hash, own uint64, after uint32) uint32 {
+	x := w.index
+	x.step(&x.lap, lapSteps)
+	x.step(&w.lap, lapSteps)
+	if slot, place := l.find(hash); place != 0 {
+		if n := x.nodes.at(place); n.hash.Load() == own {
+			n.stamp.Store(x.clock.Load())
+			w.counts.Duplicates++
+			return place
+		}
+		w.drop(l, slot) // the engine gave its name to another block
+		w.counts.Removed++
+	}
+	if !w.room(l) {
+		return 0
+	}
+	place, n, s := x.find(own)
+	switch {
+	case s == nil:
+		to := w.join(0)
+		if place = x.plant(own, to, after); place == 0 {
+			x.abandon(to)
+			return 0
+		}
+		w.blocks++
+	case s.has(w.slot):
+		if w.extra[place] == maxCopies-1 {
+			return 0
+		}
+		if w.extra == nil {
+			w.extra = map[uint32]uint32{}
+		}
+		if w.extra[place]++; w.extra[place] == 1 {
+			x.bytes += mapEntryBytes
+		}
+		n.stamp.Store(x.clock.Load())
+	default:
+		to := w.join(n.set())
+		if x.bytes > x.options.MaxBytes {
+			x.abandon(to)
+			return 0
+		}
+		x.change(n, to)
+		n.stamp.Store(x.clock.Load())
+		w.blocks++
+	}
+	l.insert(hash, place)
+	w.copies++
+	x.copies++
+	w.counts.Stored++
+	return place
+}
+
+// join returns the number of the set that has this endpoint besides those in
+// from.
+func (w *Writer) join(from uint32) uint32 {
+	x, j := w.index, &w.joined
+	if j.to == 0 || j.from != from || j.epoch != x.sets.epoch {
+		to, grown := x.sets.get(from, w.slot)
+		x.bytes += grown
+		j.from, j.to, j.epoch = from, to, x.sets.epoch
+	}
+	return j.to
+}
+
+// remove removes copies, or what is parked under their names.
+func (w *Writer) remove(l *lane, hashes []uint64) {
+	for i, hash := range hashes {
+		if i%warmBlocks == 0 {
+			w.warm(l, hashes[i:min(i+warmBlocks, len(hashes))], nil)
+		}
+		slot, place := l.find(hash)
+		switch {
+		case place != 0:
+			w.drop(l, slot)
+			w.counts.Removed++
+		case w.unparkOnly(parkedKey{l, hash}):
+		default:
+			w.counts.UnknownRemovals++
+		}
+	}
+	w.shrink(l)
+}
+
+// warmBlocks is how many blocks warm reads ahead. It is a guess: a core has room
+// for about as many loads on their way.
+const warmBlocks = 16
+
+// warm reads what is needed for the blocks with these engine hashes, and these
+// hashes of ours (nil: those of the nodes that they lead to), one load not
+// waiting for another. One block after another would wait for memory at each:
+// BenchmarkStoreRemove.
+func (w *Writer) warm(l *lane, hashes, chain []uint64) {
+	x := w.index
+	var known [warmBlocks]uint64
+	if len(l.copies) > 0 {
+		var places [warmBlocks]uint32
+		for i, hash := range hashes {
+			places[i] = l.copies[l.first(hash)].place
+		}
+		for i, place := range places[:len(hashes)] {
+			if n := x.nodes.at(place); n != nil {
+				known[i] = n.hash.Load()
+			}
+		}
+	}
+	if chain == nil {
+		chain = known[:len(hashes)]
+	}
+	for _, hash := range chain {
+		slots := *x.table.shard(hash).slots.Load()
+		x.warmed += slots[first(tag(hash)<<32, len(slots))].Load()
+	}
+}
+
+// drop removes the copy in a slot of l, and the endpoint from its block if that
+// was the last copy.
+func (w *Writer) drop(l *lane, slot int) {
+	place := l.copies[slot].place
+	l.remove(slot)
+	w.copies--
+	w.index.copies--
+	switch w.extra[place] {
+	case 0:
+		w.leave(place)
+	case 1:
+		delete(w.extra, place)
+		w.index.bytes -= mapEntryBytes
+	default:
+		w.extra[place]--
+	}
+}
+
+// leave takes the endpoint out of a block's set, if it is in it.
+func (w *Writer) leave(place uint32) {
+	x := w.index
+	n := x.nodes.at(place)
+	if n == nil || n.set() == 0 || !x.sets.at(n.set()).has(w.slot) {
+		return
+	}
+	to, grown := x.sets.get(n.set(), w.slot)
+	x.bytes += grown
+	x.change(n, to)
+	if to == 0 {
+		x.uproot(place)
+	}
+	w.blocks--
+}
+
+// shrink gives back slots of a lane that is less than a quarter full.
+func (w *Writer) shrink(l *lane) {
+	former := len(l.copies)
+	if n := laneSize(l.live); l.live*4 < former && n < former {
+		l.resize(n)
+		w.index.bytes -= (former - n) * laneSlotBytes
+	}
+}
+
+// laneSize is how many slots a lane gets for so many copies.
+func laneSize(copies int) int { return copies + copies/2 + laneMinSlots }
+
+// clear drops everything, in steps. What is left in the lanes between two steps
+// is out of reach of a lap, and a copy that is dropped twice does no harm: leave
+// looks whether the endpoint is in the set, and only this writer can put it in.
+func (w *Writer) clear() {
+	x := w.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	lanes := w.lanes
+	w.lanes = nil
+	x.bytes -= len(w.extra)*mapEntryBytes + w.parked.bytes
+	w.extra = nil
+	w.parked = parking{}
+	w.incomplete = false
+	for _, l := range lanes {
+		for i, c := range l.copies {
+			if i%clearStep == clearStep-1 {
+				x.mu.Unlock()
+				x.mu.Lock()
+			}
+			if c.place != 0 {
+				w.leave(c.place)
+				w.copies--
+				x.copies--
+				w.counts.Removed++
+			}
+		}
+		x.bytes -= len(l.copies) * laneSlotBytes
+	}
+}
