@@ -1,0 +1,180 @@
+package fleet
+
+import "time"
+
+// ledger holds the bookings that have not ended, oldest first.
+type ledger struct {
+	oldest, newest *entry
+	free           *entry // linked by next
+	live           int
+	bound          uint64 // bookings that the bound has ended
+}
+
+// entry is one booking. generation tells a handle of an earlier use.
+type entry struct {
+	m          *Member
+	tokens     int // still held; 0 once released
+	answered   bool
+	generation uint64
+	at         time.Time
+	prev, next *entry
+}
+
+// Booking is a request that was sent to an endpoint and has not ended. Its
+// methods may be called in any order, by any goroutine, any number of times:
+// each part is released once. The zero Booking is one that has ended.
+type Booking struct {
+	t          *Table
+	e          *entry
+	generation uint64
+}
+
+// add books a request of so many uncached tokens on m. The table's lock is held.
+func (l *ledger) add(m *Member, tokens int, now time.Time) Booking {
+	e := l.free
+	if e == nil {
+		e = new(entry)
+	} else {
+		l.free = e.next
+	}
+	*e = entry{m: m, tokens: max(0, tokens), generation: e.generation + 1, at: now, prev: l.newest}
+	if l.newest == nil {
+		l.oldest = e
+	} else {
+		l.newest.next = e
+	}
+	l.newest = e
+	l.live++
+	e.hold()
+	return Booking{t: m.t, e: e, generation: e.generation}
+}
+
+// end releases what e still holds and takes it out. The table's lock is held.
+func (l *ledger) end(e *entry) {
+	e.drop()
+	e.m.t.release(e.m)
+	if e.prev == nil {
+		l.oldest = e.next
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		l.newest = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	l.live--
+	e.m, e.prev, e.next = nil, nil, l.free
+	e.generation++
+	l.free = e
+}
+
+// hold adds what e holds to its member's counters, drop takes it off. The
+// table's lock is held.
+func (e *entry) hold() {
+	s := e.m.signals()
+	s.InFlight++
+	s.InFlightTokens += e.tokens
+	if !e.answered {
+		e.m.unanswered++
+	}
+	e.m.peak = max(e.m.peak, s.InFlight)
+}
+
+func (e *entry) drop() {
+	s := e.m.signals()
+	s.InFlight--
+	s.InFlightTokens -= e.tokens
+	if !e.answered {
+		e.m.unanswered--
+	}
+}
+
+// Answered tells that the endpoint's answer has begun: the request has reached
+// the engine.
+func (b Booking) Answered() {
+	b.change(func(e *entry) { e.answered = true })
+}
+
+// change lets f change the booking, if it has not ended, between taking it off
+// the counters and adding it again.
+func (b Booking) change(f func(*entry)) {
+	if b.t == nil {
+		return
+	}
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
+	if b.e.generation != b.generation {
+		return
+	}
+	before := b.e.m
+	b.e.drop()
+	f(b.e)
+	b.e.hold()
+	b.t.release(before)
+}
+
+// FirstToken releases the booking's tokens: the prompt has been computed.
+func (b Booking) FirstToken() {
+	b.change(func(e *entry) { e.tokens = 0 })
+}
+
+// End releases the booking. It returns false where that had happened before: by
+// an earlier End, a Move, or the bound.
+func (b Booking) End() bool {
+	if b.t == nil {
+		return false
+	}
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
+	if b.e.generation != b.generation {
+		return false
+	}
+	b.t.ledger.end(b.e)
+	return true
+}
+
+// Served moves the booking to the endpoint of the given address, where another
+// one served the request than was picked. An unknown address changes nothing.
+func (b Booking) Served(address string) {
+	b.change(func(e *entry) {
+		for _, m := range e.m.t.members {
+			if m.endpoint.Address == address && e.m.endpoint.Address != address {
+				e.m = m
+				return
+			}
+		}
+	})
+}
+
+// Expire ends the bookings that are older than the bound and returns how many
+// these were.
+func (t *Table) Expire(now time.Time) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for e := t.ledger.oldest; e != nil && now.Sub(e.at) > t.opt.BookingBound; e = t.ledger.oldest {
+		t.ledger.end(e)
+		n++
+	}
+	t.ledger.bound += uint64(n)
+	return n
+}
+
+// Ledger is the sum of all bookings, of members that have left too.
+type Ledger struct {
+	Requests int    // in flight
+	Tokens   int    // uncached tokens whose first token was not seen
+	Bound    uint64 // bookings that the bound has ended since the start
+}
+
+// Ledger counts the bookings that have not ended. At rest it is 0.
+func (t *Table) Ledger() Ledger {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := Ledger{Requests: t.ledger.live, Bound: t.ledger.bound}
+	for e := t.ledger.oldest; e != nil; e = e.next {
+		l.Tokens += e.tokens
+	}
+	return l
+}

@@ -1,0 +1,257 @@
+package fleet
+
+import (
+	"slices"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/kvindex"
+)
+
+// Member is one endpoint's place in the table, and what those that learn about
+// it write to: scrape through Begin, Load, Models and Failed; kvevents through
+// Apply, Reset and Incomplete. After Leave they do nothing.
+type Member struct {
+	t        *Table
+	endpoint epp.Endpoint
+	blocks   *kvindex.Writer
+
+	// The following fields are guarded by t.mu.
+
+	pos  int         // place in the view; −1 after Leave
+	last epp.Signals // the counters after Leave
+
+	// health is as set, asleep as reported; Signals.Health is 0 while asleep.
+	health float64
+	asleep bool
+	// lost is what Incomplete said.
+	lost bool
+
+	// unanswered counts the bookings whose answer has not begun: these may be on
+	// their way still. unansweredAtBegin and peak belong to the reading that is
+	// under way: unanswered when it began, and the most in flight since.
+	unanswered, unansweredAtBegin, peak int
+
+	models []epp.Model
+	// adapters are those taken to be resident, the latest used last. It holds
+	// at most maxAdapters.
+	adapters    []string
+	maxAdapters int
+}
+
+// rememberedAdapters bounds the memory of an endpoint's adapters where the
+// engine does not say how many it can hold.
+const rememberedAdapters = 16
+
+// Endpoint returns what the member is.
+func (m *Member) Endpoint() epp.Endpoint { return m.endpoint }
+
+// signals are the member's, in the view or after it. t.mu is held.
+func (m *Member) signals() *epp.Signals {
+	if m.pos < 0 {
+		return &m.last
+	}
+	return &m.t.signals[m.pos]
+}
+
+// Leave takes the endpoint out of the pool: it gets no further request, and its
+// blocks leave the index. Requests in flight go on and end in its own ledger.
+// Leaving twice is once.
+func (m *Member) Leave() {
+	m.t.mu.Lock()
+	gone := m.pos < 0
+	if !gone {
+		m.t.leave(m)
+	}
+	m.t.mu.Unlock()
+	if !gone {
+		m.blocks.Close()
+	}
+}
+
+// Begin is called when a reading begins and returns a mark for Load: our own
+// requests in flight at that moment. One reading is under way at a time.
+func (m *Member) Begin(now time.Time) (mark int) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	m.unansweredAtBegin, m.peak = m.unanswered, m.signals().InFlight
+	return m.peak
+}
+
+// counted is how many of our own requests a reading counted that saw so many
+// requests at the engine, and began with mark of ours in flight. The engine may
+// not have had those whose answer had not begun, and may have had those that
+// came while its page was made. Where all that it saw can be ours it is taken
+// to be ours; where there are others' requests too, our own at the beginning
+// are the best that is known. t.mu is held.
+func (m *Member) counted(mark int, l *epp.Load) int {
+	if !l.Running.Known || !l.Waiting.Known {
+		return mark
+	}
+	seen := l.Running.Value + l.Waiting.Value
+	if seen > float64(m.peak) {
+		return mark
+	}
+	return max(int(seen), mark-m.unansweredAtBegin)
+}
+
+// Load writes a reading that began at began, with the mark of its Begin.
+func (m *Member) Load(mark int, began time.Time, l epp.Load) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	if m.pos < 0 {
+		return
+	}
+	s := m.signals()
+	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
+	s.ReadAt, s.InFlightAtRead = began, m.counted(mark, &l)
+	if l.BlockTokens > 0 {
+		s.BlockTokens = l.BlockTokens
+	}
+	m.learnSlots(s)
+	m.asleep = l.Asleep
+	m.rateHealth()
+	if l.MaxAdapters > 0 {
+		m.maxAdapters = l.MaxAdapters
+	}
+	for _, a := range l.Adapters {
+		m.touchAdapter(a)
+	}
+}
+
+// learnSlots keeps the most that ran while others waited: then every slot was
+// taken. Where more is seen to run later, there were more slots. t.mu is held.
+func (m *Member) learnSlots(s *epp.Signals) {
+	if m.t.opt.MaxRunning > 0 || !s.Running.Known {
+		return
+	}
+	running := int(min(s.Running.Value, 1<<20))
+	waited := s.Waiting.Known && s.Waiting.Value > 0
+	if running > s.MaxRunning && (waited || s.MaxRunning > 0) {
+		s.MaxRunning = running
+	}
+}
+
+// Models writes the list of names that the endpoint answers to.
+func (m *Member) Models(models []epp.Model) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	if m.pos < 0 {
+		return
+	}
+	m.setModels(models)
+	m.t.listed = m.t.listed.Add(m.endpoint.Slot)
+}
+
+// Failed tells that a reading could not be had. The last one stays in use; its
+// age tells.
+func (m *Member) Failed(now time.Time, err error) {}
+
+// setModels replaces the list of models. t.mu is held.
+func (m *Member) setModels(models []epp.Model) {
+	t, slot := m.t, m.endpoint.Slot
+	for _, old := range m.models {
+		t.serving[old.Name].Remove(slot)
+		if !anySlot(t.serving[old.Name]) {
+			delete(t.serving, old.Name)
+			delete(t.models, old.Name)
+		}
+	}
+	m.models = slices.Clone(models)
+	for _, mod := range m.models {
+		t.serving[mod.Name] = t.serving[mod.Name].Add(slot)
+		t.models[mod.Name] = mod
+	}
+}
+
+// touchAdapter remembers that the adapter is loaded here, and forgets the one
+// used longest ago where the engine has no room for both. t.mu is held.
+func (m *Member) touchAdapter(name string) {
+	if i := slices.Index(m.adapters, name); i >= 0 {
+		m.adapters = append(slices.Delete(m.adapters, i, i+1), name)
+		return
+	}
+	limit := m.maxAdapters
+	if limit <= 0 {
+		limit = rememberedAdapters
+	}
+	for len(m.adapters) >= limit {
+		m.dropAdapter(m.adapters[0])
+		m.adapters = slices.Delete(m.adapters, 0, 1)
+	}
+	m.adapters = append(m.adapters, name)
+	m.t.resident[name] = m.t.resident[name].Add(m.endpoint.Slot)
+}
+
+func (m *Member) dropAdapter(name string) {
+	t := m.t
+	t.resident[name].Remove(m.endpoint.Slot)
+	if !anySlot(t.resident[name]) {
+		delete(t.resident, name)
+	}
+}
+
+func (m *Member) forgetAdapters() {
+	for _, a := range m.adapters {
+		m.dropAdapter(a)
+	}
+	m.adapters = nil
+}
+
+// SetHealth sets the endpoint's health, a number in [0, 1]; another number
+// changes nothing.
+func (m *Member) SetHealth(h float64) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	if h >= 0 && h <= 1 {
+		m.health = h
+		m.rateHealth()
+	}
+}
+
+// rateHealth writes the health that a decision sees. An engine that was put to
+// sleep answers nothing, so it has none. t.mu is held.
+func (m *Member) rateHealth() {
+	m.signals().Health = m.health
+	if m.asleep {
+		m.signals().Health = 0
+	}
+}
+
+// Apply writes KV events of this endpoint's engine into the index.
+func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
+	m.blocks.Apply(now, events)
+	size := 0
+	for i := range events {
+		if events[i].Kind == epp.BlockStored && events[i].BlockTokens > 0 {
+			size = events[i].BlockTokens
+		}
+	}
+	incomplete := m.blocks.Incomplete()
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	s := m.signals()
+	s.Incomplete = m.lost || incomplete
+	if size > 0 {
+		s.BlockTokens = size // what is stored is nearer to the truth than what a page says
+	}
+}
+
+// Reset drops all that is known of the engine's cache: it has restarted, or its
+// events were lost for good.
+func (m *Member) Reset(now time.Time) {
+	m.blocks.Clear(now)
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	m.signals().Incomplete = m.lost
+	m.forgetAdapters()
+}
+
+// Incomplete tells whether blocks may be missing from what was heard.
+func (m *Member) Incomplete(now time.Time, incomplete bool) {
+	dropped := m.blocks.Incomplete()
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	m.lost = incomplete
+	m.signals().Incomplete = m.lost || dropped
+}

@@ -1,0 +1,263 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/kvindex"
+)
+
+// Options are what a table needs from outside. The zero value is usable.
+type Options struct {
+	// Index is where members' blocks go.
+	Index *kvindex.Index
+	// MaxRunning is how many requests an endpoint runs at once where the
+	// operator has said so; 0: learnt.
+	MaxRunning int
+	// BookingBound is the age at which a booking whose end was not seen is
+	// ended all the same, and counted. 0 means DefaultBookingBound.
+	BookingBound time.Duration
+}
+
+// DefaultBookingBound is longer than any answer: what is older was lost.
+const DefaultBookingBound = time.Hour
+
+// Table is a pool's endpoints. Its methods may be called by any number of
+// goroutines.
+type Table struct {
+	opt Options
+
+	mu sync.Mutex // guards the following fields and those of members
+
+	// The view: one entry each for every member, in the order they joined.
+	members   []*Member
+	endpoints []epp.Endpoint
+	signals   []epp.Signals
+
+	// holders[slot] is the slot's last member; nil where it is free.
+	holders    []*Member
+	generation uint32
+
+	// listed holds the slots whose list of models is known, serving those that
+	// list a model, resident those on which an adapter is loaded.
+	listed   epp.Slots
+	serving  map[string]epp.Slots
+	models   map[string]epp.Model
+	resident map[string]epp.Slots
+	serves   epp.Slots // scratch: what the view of the running Pick shows
+
+	ledger ledger
+}
+
+// New returns an empty table.
+func New(opt Options) *Table {
+	if opt.BookingBound <= 0 {
+		opt.BookingBound = DefaultBookingBound
+	}
+	if opt.Index == nil {
+		opt.Index = kvindex.New(kvindex.Options{})
+	}
+	return &Table{
+		opt:      opt,
+		serving:  map[string]epp.Slots{},
+		models:   map[string]epp.Model{},
+		resident: map[string]epp.Slots{},
+	}
+}
+
+// Join adds an endpoint and returns its member. Slot and Generation of e are
+// set here. The endpoint counts as healthy, idle and cold until it says
+// otherwise, and its view of the cache as incomplete until blocks were heard.
+func (t *Table) Join(e epp.Endpoint) *Member {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.generation++
+	e.Slot, e.Generation = t.freeSlot(), t.generation
+	m := &Member{t: t, endpoint: e, pos: len(t.members), health: 1, lost: true}
+	m.blocks = t.opt.Index.Endpoint(e.Slot)
+	t.holders[e.Slot] = m
+	t.members = append(t.members, m)
+	t.endpoints = append(t.endpoints, e)
+	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
+	return m
+}
+
+// freeSlot finds the lowest slot that nobody holds. t.mu is held.
+func (t *Table) freeSlot() epp.Slot {
+	for s, m := range t.holders {
+		if m == nil {
+			return epp.Slot(s)
+		}
+	}
+	t.holders = append(t.holders, nil)
+	return epp.Slot(len(t.holders) - 1)
+}
+
+// leave takes m out of the view; its slot stays until its last booking ends.
+// t.mu is held.
+func (t *Table) leave(m *Member) {
+	m.last = t.signals[m.pos]
+	t.members = slices.Delete(t.members, m.pos, m.pos+1)
+	t.endpoints = slices.Delete(t.endpoints, m.pos, m.pos+1)
+	t.signals = slices.Delete(t.signals, m.pos, m.pos+1)
+	for i := m.pos; i < len(t.members); i++ {
+		t.members[i].pos = i
+	}
+	m.pos = -1
+	m.setModels(nil)
+	m.forgetAdapters()
+	t.listed.Remove(m.endpoint.Slot)
+	t.release(m)
+}
+
+// release frees m's slot if nothing holds it any longer. t.mu is held.
+func (t *Table) release(m *Member) {
+	if m.pos < 0 && m.last.InFlight == 0 && t.holders[m.endpoint.Slot] == m {
+		t.holders[m.endpoint.Slot] = nil
+	}
+}
+
+// Query is what a view depends on besides the moment.
+type Query struct {
+	// Target is the model's name as the endpoints list it; empty asks for none.
+	Target string
+	// Adapter is Target where that is a LoRA adapter, else empty.
+	Adapter string
+}
+
+// Choose decides on the view and returns the index of the pick, or −1, and the
+// prompt tokens that the endpoint has to compute. It runs under the table's
+// lock: it must not call the table, block, or keep the view.
+type Choose func(v epp.View) (index, uncachedTokens int)
+
+// Pick lets choose decide and books what it picked, in one critical section. It
+// returns false, and books nothing, where choose returned −1.
+func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, tokens := choose(t.view(q))
+	if i < 0 {
+		return Booking{}, false
+	}
+	m := t.members[i]
+	if q.Adapter != "" {
+		m.touchAdapter(q.Adapter)
+	}
+	return t.ledger.add(m, tokens, now), true
+}
+
+// view shows the table to choose. t.mu is held.
+func (t *Table) view(q Query) epp.View {
+	v := epp.View{Endpoints: t.endpoints, Signals: t.signals}
+	if q.Adapter != "" {
+		v.Resident = t.resident[q.Adapter]
+	}
+	if q.Target != "" && anySlot(t.listed) {
+		t.serves = append(t.serves[:0], t.serving[q.Target]...)
+		for i := range t.endpoints {
+			if s := t.endpoints[i].Slot; !t.listed.Has(s) {
+				t.serves = t.serves.Add(s)
+			}
+		}
+		v.Serves = t.serves
+		if v.Serves == nil {
+			v.Serves = epp.Slots{}
+		}
+	}
+	return v
+}
+
+func anySlot(ss epp.Slots) bool {
+	return slices.ContainsFunc(ss, func(w uint64) bool { return w != 0 })
+}
+
+// Model looks a name up in the endpoints' own lists. listed is false where no
+// endpoint has shown its list yet: then nothing is known of any name.
+func (t *Table) Model(name string) (m epp.Model, found, listed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m, found = t.models[name]
+	return m, found, anySlot(t.listed)
+}
+
+// Models returns every model that some endpoint lists, sorted by name.
+func (t *Table) Models() []epp.Model {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]epp.Model, 0, len(t.models))
+	for _, m := range t.models {
+		out = append(out, m)
+	}
+	slices.SortFunc(out, func(a, b epp.Model) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// DefaultBlockTokens is the block size where no endpoint has told its own.
+// Source: vLLM's default.
+const DefaultBlockTokens = 16
+
+// BlockSizes appends the pool's block sizes to dst, smallest first, in tokens.
+// There is at least one.
+func (t *Table) BlockSizes(dst []int) []int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	from := len(dst)
+	for i := range t.signals {
+		if b := t.signals[i].BlockTokens; b > 0 && !slices.Contains(dst[from:], b) {
+			dst = append(dst, b)
+		}
+	}
+	if len(dst) == from {
+		dst = append(dst, DefaultBlockTokens)
+	}
+	slices.Sort(dst[from:])
+	return dst
+}
+
+// Slots is one more than the highest slot in use: the length of a match slice.
+func (t *Table) Slots() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.holders)
+}
+
+// State is one endpoint as the table has it, for metrics, pages and tests.
+type State struct {
+	Endpoint epp.Endpoint
+	Signals  epp.Signals
+	Blocks   int
+	Adapters []string
+	Listed   bool // its list of models is known
+}
+
+// Snapshot returns the state of every endpoint, in the order they joined.
+func (t *Table) Snapshot() []State {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]State, len(t.members))
+	for i, m := range t.members {
+		out[i] = State{
+			Endpoint: m.endpoint,
+			Signals:  t.signals[i],
+			Blocks:   m.blocks.Blocks(),
+			Adapters: slices.Clone(m.adapters),
+			Listed:   t.listed.Has(m.endpoint.Slot),
+		}
+	}
+	return out
+}
+
+// String names the table by its size, for logs.
+func (t *Table) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return fmt.Sprintf("fleet of %d", len(t.members))
+}

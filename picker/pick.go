@@ -1,0 +1,164 @@
+package picker
+
+import (
+	"context"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/decision"
+	"epp.internal/epp/fleet"
+	"epp.internal/epp/openai"
+)
+
+// Incoming is what an edge knows of a request before anything of it was read.
+type Incoming struct {
+	// ID is the requestID, from NewID; ClientID is the x-request-id header as it came.
+	ID, ClientID string
+	Method       string
+	// Path is the URL's path without the query.
+	Path string
+	// ContentEncoding is the header's value; empty or "identity" is a plain body.
+	ContentEncoding string
+	// Body is the whole body. The Pick keeps it until End.
+	Body []byte
+	// Subset, if not nil, names the only addresses the request may go to.
+	Subset []string
+}
+
+// Outcome says how a request ended, as its edge saw it.
+type Outcome uint8
+
+// The ways a request ends.
+const (
+	Served      Outcome = iota // the endpoint's whole answer was passed on, whatever its status
+	ClientGone                 // the client went away first
+	Refused                    // the endpoint took no connection
+	Reset                      // the endpoint broke the exchange
+	TimedOut                   // the endpoint did not answer in time
+	Undelivered                // we ended it ourselves: shutdown, or an error of ours
+)
+
+// String returns the outcome's name as logs and metrics show it.
+func (o Outcome) String() string {
+	return [...]string{"served", "client_gone", "refused", "reset", "timed_out", "undelivered", "outcome(6)", "outcome(7)"}[o&7]
+}
+
+// Pick is a decision that was made and booked, and is now being carried out.
+// Its methods are called by one goroutine at a time.
+type Pick struct {
+	// Endpoint is where the request goes.
+	Endpoint epp.Endpoint
+	// Body is what to send: Incoming.Body, with only the model's name replaced
+	// where a rule says so.
+	Body []byte
+	// Request is what routing read of it. Its tokens are valid until End.
+	Request epp.Request
+
+	owner     *Picker
+	s         *scratch
+	timings   decision.Timings
+	tokenNote string
+
+	booking   fleet.Booking
+	seq       uint64 // of the record
+	attempt   int
+	tried     epp.Slots
+	predicted int // tokens of the prompt that the endpoint is taken to have cached
+
+	answer     *openai.Answer // nil where the answer cannot be read
+	status     int
+	firstToken time.Time
+	ended      bool
+}
+
+// Target is where the request goes, and what to send there.
+func (p *Pick) Target() (epp.Endpoint, []byte) { return p.Endpoint, p.Body }
+
+// Next gives up the endpoint, for the reason failed says, and returns true with
+// Endpoint set to the next best one that was not tried, the booking moved to
+// it; or false where there is none, and nothing is booked any longer. The next
+// best is decided anew, on the state of now, and has a record of its own.
+func (p *Pick) Next(failed Outcome) bool {
+	if p.ended {
+		return false
+	}
+	p.booking.End()
+	p.finish(failed)
+	p.tried = p.tried.Add(p.Endpoint.Slot)
+	p.attempt++
+	return p.decide(context.Background()) == nil
+}
+
+// ResponseHeader tells the status and headers of the endpoint's answer.
+func (p *Pick) ResponseHeader(status int, contentType, contentEncoding string) {
+	p.status = status
+	p.booking.Answered()
+	if contentEncoding == "" || contentEncoding == "identity" {
+		p.answer = openai.NewAnswer(contentType)
+	}
+}
+
+// ResponseBody shows the next bytes of the answer, cut anywhere, as they pass.
+// It keeps nothing of chunk. From them come the first token's time and the usage.
+func (p *Pick) ResponseBody(chunk []byte) {
+	if p.answer == nil || p.ended {
+		return
+	}
+	p.answer.Feed(chunk)
+	p.sawToken()
+}
+
+// sawToken releases the booking's tokens with the answer's first token.
+func (p *Pick) sawToken() {
+	if p.firstToken.IsZero() && p.answer.FirstToken() {
+		p.firstToken = p.owner.opt.Now()
+		p.booking.FirstToken()
+	}
+}
+
+// End releases what the booking still holds. The first call counts, later ones
+// do nothing.
+func (p *Pick) End(o Outcome) {
+	if p.ended {
+		return
+	}
+	p.ended = true
+	p.booking.End()
+	if p.answer != nil && o == Served {
+		p.answer.End()
+	}
+	p.finish(o)
+	p.free()
+}
+
+// finish writes what became of this attempt into its record.
+func (p *Pick) finish(o Outcome) {
+	end := decision.End{
+		At: p.owner.opt.Now(), Outcome: o.String(), Status: p.status,
+		PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1,
+	}
+	if !p.firstToken.IsZero() {
+		end.TTFT = p.firstToken.Sub(p.Request.Received)
+	}
+	if p.answer != nil {
+		if u, ok := p.answer.Usage(); ok {
+			end.PromptTokens, end.CompletionTokens, end.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
+		}
+	}
+	p.owner.opt.Ring.Finish(p.seq, end)
+	logEnd(p.owner.opt.Log, p, &end)
+	if f := p.owner.opt.Hooks.Ended; f != nil {
+		f(&Ending{
+			Model: p.Request.Target, Endpoint: p.Endpoint, OurTokens: len(p.Request.Tokens), PredictedTokens: p.predicted, End: end,
+		})
+	}
+}
+
+// free gives the scratch memory back.
+func (p *Pick) free() {
+	if p.s != nil {
+		p.Request.Tokens = nil
+		p.owner.scratch.Put(p.s)
+		p.s = nil
+	}
+}
