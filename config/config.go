@@ -1,0 +1,324 @@
+// Package config is the one tree of settings that a file and, with the same
+// names, a Kubernetes object fill: its defaults, its reading and its checking.
+// It is core: it opens no file and knows no other room; cmd reads the file and
+// hands what it says to the rooms that need it.
+//
+// # What holds
+//
+// An empty file but for the pool's endpoints is a whole configuration: every
+// other setting has a default, which [Default] returns. A setting is here only
+// if something obeys it. A configuration that
+// [Parse] returned has no fault; one with faults is never returned in part.
+// All faults are told at once, each with its file, line and path, what is
+// wrong with the value quoted, and what would be right:
+//
+//	epp.yaml:3: pool.endpoints[1]: "http://10.0.0.8:8000" has a scheme; an endpoint is ip:port: "10.0.0.8:8000"
+//	epp.yaml:5: maxQeue: unknown key; the nearest is "maxQueue"
+//
+// # Example
+//
+//	pool:
+//	  endpoints: [10.0.0.7:8000, 10.0.0.8:8000]
+//	weights: {cache: 0.7, load: 0.1, queue: 0.1, health: 0.05, adapter: 0.05}
+//	models:
+//	  - {name: support-billing, target: billing-lora-v3, adapter: true}
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"epp.internal/epp/decision"
+)
+
+// Config is all that can be set. The field comments are the settings' manual.
+type Config struct {
+	// Pool says which endpoints there are.
+	Pool Pool `json:"pool"`
+
+	// Weights of the scorers, by name; they are finite, not negative and sum to
+	// 1 within [decision.WeightSumTolerance]. A file that has this key sets all of them: a
+	// scorer it does not name weighs 0. Default cache 0.60, load 0.20,
+	// queue 0.10, health 0.05, adapter 0.05.
+	Weights map[string]float64 `json:"weights"`
+
+	// MaxQueue is the queue, in requests, at which an endpoint is full: the
+	// queue factor is 0 from there on and the endpoint is no candidate.
+	// Default 20, range 1–100,000.
+	MaxQueue int `json:"maxQueue"`
+	// OnSaturated says what happens when every endpoint is full: "degrade"
+	// (default) scores the healthy ones all the same, "reject" answers 429.
+	OnSaturated decision.OnSaturated `json:"onSaturated"`
+
+	Load  Load  `json:"load"`
+	Cache Cache `json:"cache"`
+
+	// Models are names that clients use for other names, and names that are
+	// adapters. A model that is not here keeps its name.
+	Models []Model `json:"models"`
+
+	Listen    Listen    `json:"listen"`
+	Tokenizer Tokenizer `json:"tokenizer"`
+	KVEvents  KVEvents  `json:"kvEvents"`
+	Timeouts  Timeouts  `json:"timeouts"`
+	Limits    Limits    `json:"limits"`
+	Log       Log       `json:"log"`
+}
+
+// Pool says which endpoints there are.
+type Pool struct {
+	// Endpoints is the fixed list, 1–4,096 of them.
+	Endpoints []Endpoint `json:"endpoints"`
+	// AllowLinkLocal admits addresses in 169.254.0.0/16 and fe80::/10, where
+	// clouds serve a machine's credentials. Default false.
+	AllowLinkLocal bool `json:"allowLinkLocal"`
+}
+
+// Endpoint is one engine's address. In a file it is either the address alone
+// or a mapping.
+type Endpoint struct {
+	// Name is unique in the pool. Default: the address.
+	Name string `json:"name"`
+	// Address is ip:port, an IPv6 address in brackets, without a scheme.
+	Address string `json:"address"`
+	// Events and Replay are the ip:port of the engine's KV-event socket and of
+	// its replay socket, where they are not on the pool's common ports.
+	Events string `json:"events"`
+	Replay string `json:"replay"`
+	// Labels are free; scorers of one's own can read them.
+	Labels map[string]string `json:"labels"`
+}
+
+// UnmarshalText reads the short form, an address alone.
+func (e *Endpoint) UnmarshalText(text []byte) error {
+	e.Address = string(text)
+	return nil
+}
+
+// Load says how busy an endpoint is.
+type Load struct {
+	// Source is what the load factor counts: "requests" (default), "tokens",
+	// "kv" or "gpu".
+	Source decision.LoadSource `json:"source"`
+	// MaxRunning is how many requests an engine runs at once. Default 0: learnt,
+	// and 32 as the divisor of the load. Range 0–65,536.
+	MaxRunning int `json:"maxRunning"`
+	// MaxUtilization is the load that counts as full. Default 1.0; above 0, at most 1.
+	MaxUtilization float64 `json:"maxUtilization"`
+}
+
+// Cache says where the knowledge of cached blocks comes from.
+type Cache struct {
+	// Source is "auto" (default: the engine's events where they come) or
+	// "events", which needs a source of events in kvEvents or in each endpoint.
+	Source string `json:"source"`
+}
+
+// Model is one name that clients may ask for.
+type Model struct {
+	Name string `json:"name"`
+	// Target is the name that endpoints know it by. Default: Name.
+	Target string `json:"target"`
+	// Adapter is true where Target is a LoRA adapter.
+	Adapter bool `json:"adapter"`
+}
+
+// Listen holds the addresses that are listened on, host:port or :port; an empty
+// one is not.
+type Listen struct {
+	Proxy   string `json:"proxy"`   // default ":8080"
+	Metrics string `json:"metrics"` // default ":9090"
+}
+
+// Tokenizer says where a prompt's exact tokens come from.
+type Tokenizer struct {
+	// Path is a folder that holds the model's tokenizer.json and
+	// tokenizer_config.json. Default "": none; prompts then match no cached block,
+	// unless clients send token IDs.
+	Path string `json:"path"`
+}
+
+// KVEvents says where the engines publish the blocks they store and remove.
+type KVEvents struct {
+	// Port is the engines' event port, on each endpoint's IP. Default 0: none
+	// in common.
+	Port int `json:"port"`
+	// ReplayPort is the port on which an engine repeats events that were
+	// missed. Default 0: it has none, and a gap clears the endpoint.
+	ReplayPort int `json:"replayPort"`
+	// Topic is the prefix that a message's topic must have. Default "": all.
+	Topic string `json:"topic"`
+	// Discover asks each endpoint's /kv_event_sources. Default false, but see
+	// Config.DiscoverEvents.
+	Discover bool `json:"discover"`
+}
+
+// Timeouts bound what is waited for.
+type Timeouts struct {
+	// Answer is how long an endpoint may take to the first byte of its answer.
+	// Default 10m, range 1s–24h.
+	Answer Duration `json:"answer"`
+	// Drain is how long requests are still accepted after a signal to stop,
+	// while health checks already fail. Default 10s, range 100ms–1h.
+	Drain Duration `json:"drain"`
+	// Finish is how long running requests may take to end after that; what
+	// still runs is cut off. Default 1m, range 1s–24h.
+	Finish Duration `json:"finish"`
+}
+
+// Limits bound what comes from outside and what is remembered of it. A size is
+// a number of bytes or has a unit: 65536, 64KiB, 16MiB, 2GiB.
+type Limits struct {
+	// BodyBytes is the longest request body, decompressed. Default 16MiB, range 1KiB–1GiB.
+	BodyBytes Bytes `json:"bodyBytes"`
+	// BodiesBytes is the most that the bodies of all requests in flight may take
+	// together. Default 1GiB, range 1MiB–1TiB, at least BodyBytes.
+	BodiesBytes Bytes `json:"bodiesBytes"`
+	// HeaderBytes is the longest header block of a request. Default 64KiB, range 4KiB–1MiB.
+	HeaderBytes Bytes `json:"headerBytes"`
+	// IndexBytes is the most the index of cached blocks may take. Default 1GiB, range 1MiB–1TiB.
+	IndexBytes Bytes `json:"indexBytes"`
+	// RingBytes is the most the ring of past decisions may take. Default 32MiB, range 64KiB–16GiB.
+	RingBytes Bytes `json:"ringBytes"`
+}
+
+// Log says what is written to the log.
+type Log struct {
+	// Level is "error", "warn", "info" (default), "debug" or "trace".
+	Level string `json:"level"`
+}
+
+// Values of Cache.Source.
+const (
+	CacheAuto   = "auto"
+	CacheEvents = "events"
+)
+
+// Default returns a configuration with every default and no endpoint.
+func Default() *Config {
+	d := decision.Defaults()
+	weights := map[string]float64{}
+	for _, w := range d.Weights {
+		weights[w.Name] = w.Value
+	}
+	return &Config{
+		Weights:     weights,
+		MaxQueue:    d.MaxQueue,
+		OnSaturated: d.OnSaturated,
+		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
+		Cache:       Cache{Source: CacheAuto},
+		Listen:      Listen{Proxy: ":8080", Metrics: ":9090"},
+		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
+		Limits: Limits{
+			BodyBytes:   16 << 20,
+			BodiesBytes: 1 << 30,
+			HeaderBytes: 64 << 10,
+			IndexBytes:  1 << 30,
+			RingBytes:   32 << 20,
+		},
+		Log: Log{Level: "info"},
+	}
+}
+
+// Settings returns what a decision reads of c. staleAfter is the age at which a
+// reading is too old to trust. Scorers stand in the order of the built-in ones,
+// then by name.
+func (c *Config) Settings(staleAfter time.Duration) *decision.Settings {
+	s := decision.Defaults()
+	s.StaleAfter = staleAfter
+	s.MaxQueue, s.OnSaturated = c.MaxQueue, c.OnSaturated
+	s.Load = decision.Load{Source: c.Load.Source, MaxRunning: c.Load.MaxRunning, MaxUtilization: c.Load.MaxUtilization}
+	s.Weights = nil
+	for _, name := range scorerOrder(c.Weights) {
+		s.Weights = append(s.Weights, decision.Weight{Name: name, Value: c.Weights[name]})
+	}
+	return s
+}
+
+// scorerOrder returns the built-in scorers and then the others of weights.
+func scorerOrder(weights map[string]float64) []string {
+	names := slices.Clone(builtinScorers)
+	for _, name := range slices.Sorted(maps.Keys(weights)) {
+		if !slices.Contains(builtinScorers, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// ModelNames returns the names that clients may ask for and those they lead to,
+// each once.
+func (c *Config) ModelNames() []string {
+	var names []string
+	for _, m := range c.Models {
+		names = append(names, m.Name, cmp.Or(m.Target, m.Name))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// DiscoverEvents is true where endpoints are asked for their event sockets: when
+// the file says so, and with cache.source "auto" where no socket is named.
+func (c *Config) DiscoverEvents() bool {
+	if c.KVEvents.Discover {
+		return true
+	}
+	return c.Cache.Source == CacheAuto && c.KVEvents.Port == 0
+}
+
+// Duration is a time.Duration whose text is "200ms", "2s", "10m".
+type Duration struct{ time.Duration }
+
+// UnmarshalText reads what time.ParseDuration reads.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("%q is not a duration; write a number and a unit: 200ms, 2s, 10m", text)
+	}
+	d.Duration = v
+	return nil
+}
+
+// MarshalText is the inverse of UnmarshalText.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// Bytes is a size in bytes whose text has an optional unit of 1,024: "16MiB".
+type Bytes int64
+
+var byteUnits = []struct {
+	suffix string
+	shift  uint
+}{{"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}, {"", 0}}
+
+// UnmarshalText reads a whole number with KiB, MiB, GiB, TiB or no unit.
+func (b *Bytes) UnmarshalText(text []byte) error {
+	for _, u := range byteUnits {
+		number, found := strings.CutSuffix(string(text), u.suffix)
+		if !found {
+			continue
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
+		if err != nil || n > 1<<62>>u.shift || n < -1<<62>>u.shift {
+			break
+		}
+		*b = Bytes(n << u.shift)
+		return nil
+	}
+	return fmt.Errorf("%q is not a size; write bytes or a unit: 65536, 64KiB, 16MiB, 2GiB", text)
+}
+
+// MarshalText is the inverse of UnmarshalText; it uses the largest unit that
+// divides the size.
+func (b Bytes) MarshalText() ([]byte, error) {
+	for _, u := range byteUnits {
+		if b != 0 && b&(1<<u.shift-1) == 0 {
+			return fmt.Appendf(nil, "%d%s", int64(b)>>u.shift, u.suffix), nil
+		}
+	}
+	return []byte("0"), nil
+}

@@ -1,0 +1,310 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"epp.internal/epp/decision"
+)
+
+// MaxEndpoints bounds the pool: four times the size for which the cost of a
+// decision is measured.
+const MaxEndpoints = 4096
+
+const (
+	maxModels    = 10_000
+	maxNameBytes = 253 // as Kubernetes bounds an object's name
+)
+
+var (
+	builtinScorers = []string{
+		decision.CacheScorer, decision.LoadScorer, decision.QueueScorer, decision.HealthScorer, decision.AdapterScorer,
+	}
+	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV, decision.LoadGPU}
+	cacheSources = []string{CacheAuto, CacheEvents}
+	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
+	logLevels    = []string{"error", "warn", "info", "debug", "trace"}
+)
+
+// Validate returns all faults of c, none with a file or line. custom names the
+// scorers that weights may name besides the built-in ones.
+func (c *Config) Validate(custom ...string) []Fault {
+	var v validator
+	v.pool(c)
+	v.weights(c.Weights, append(slices.Clone(builtinScorers), custom...))
+	v.models(c.Models)
+
+	oneOf(&v, "onSaturated", c.OnSaturated, onSaturated)
+	oneOf(&v, "load.source", c.Load.Source, loadSources)
+	oneOf(&v, "cache.source", c.Cache.Source, cacheSources)
+	oneOf(&v, "log.level", c.Log.Level, logLevels)
+
+	between(&v, "maxQueue", c.MaxQueue, 1, 100_000)
+	between(&v, "load.maxRunning", c.Load.MaxRunning, 0, 1<<16)
+	if u := c.Load.MaxUtilization; !(u > 0 && u <= 1) {
+		v.fault("load.maxUtilization", "%v is out of range; want above 0, at most 1", u)
+	}
+	between(&v, "kvEvents.port", c.KVEvents.Port, 0, math.MaxUint16)
+	between(&v, "kvEvents.replayPort", c.KVEvents.ReplayPort, 0, math.MaxUint16)
+	v.duration("timeouts.answer", c.Timeouts.Answer, time.Second, 24*time.Hour)
+	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
+	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
+	v.size("limits.bodyBytes", c.Limits.BodyBytes, 1<<10, 1<<30)
+	v.size("limits.bodiesBytes", c.Limits.BodiesBytes, max(1<<20, c.Limits.BodyBytes), 1<<40)
+	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
+	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)
+	v.size("limits.ringBytes", c.Limits.RingBytes, 64<<10, 16<<30)
+
+	v.eventSource(c)
+	v.listen(c.Listen)
+	return v.faults
+}
+
+// validator gathers faults.
+type validator struct{ faults []Fault }
+
+func (v *validator) fault(path, format string, args ...any) {
+	v.faults = append(v.faults, Fault{Path: path, Text: fmt.Sprintf(format, args...)})
+}
+
+func oneOf[T ~string](v *validator, path string, value T, valid []T) {
+	if slices.Contains(valid, value) {
+		return
+	}
+	words := make([]string, len(valid))
+	for i, w := range valid {
+		words[i] = string(w)
+	}
+	v.fault(path, "%s is unknown; want %s", quote(string(value)), strings.Join(words, ", "))
+}
+
+func between(v *validator, path string, value, low, high int) {
+	if value < low || value > high {
+		v.fault(path, "%d is out of range; want %d–%d", value, low, high)
+	}
+}
+
+func (v *validator) duration(path string, value Duration, low, high time.Duration) {
+	if value.Duration < low || value.Duration > high {
+		v.fault(path, "%v is out of range; want %v–%v", value, low, high)
+	}
+}
+
+func (v *validator) size(path string, value, low, high Bytes) {
+	if value < low || value > high {
+		v.fault(path, "%s is out of range; want %s–%s", text(value), text(low), text(high))
+	}
+}
+
+func text(b Bytes) string {
+	t, _ := b.MarshalText() // never fails
+	return string(t)
+}
+
+// pool checks the endpoints: how many, each address, and that no two have one
+// name or address.
+func (v *validator) pool(c *Config) {
+	if n := len(c.Pool.Endpoints); n == 0 {
+		v.fault("pool.endpoints", "is empty; name at least one ip:port")
+	} else if n > MaxEndpoints {
+		v.fault("pool.endpoints", "has %d endpoints; at most %d are served", n, MaxEndpoints)
+		return
+	}
+	names, addresses := map[string]int{}, map[netip.AddrPort]int{}
+	for i, e := range c.Pool.Endpoints {
+		at := fmt.Sprintf("pool.endpoints[%d]", i)
+		addr, ok := v.address(at+".address", e.Address, c.Pool.AllowLinkLocal)
+		if ok {
+			if j, twice := addresses[addr]; twice {
+				v.fault(at+".address", "%s is also the address of pool.endpoints[%d]; name each once", quote(e.Address), j)
+			} else {
+				addresses[addr] = i
+			}
+		}
+		if e.Name != "" {
+			v.name(at+".name", e.Name)
+			if j, twice := names[e.Name]; twice {
+				v.fault(at+".name", "%s is also the name of pool.endpoints[%d]; names are unique", quote(e.Name), j)
+			} else {
+				names[e.Name] = i
+			}
+		}
+		if e.Events != "" {
+			v.address(at+".events", e.Events, c.Pool.AllowLinkLocal)
+		}
+		if e.Replay != "" {
+			v.address(at+".replay", e.Replay, c.Pool.AllowLinkLocal)
+			if e.Events == "" {
+				v.fault(at+".replay", "%s has no events to replay; set %s.events too", quote(e.Replay), at)
+			}
+		}
+	}
+}
+
+// address checks that s is ip:port of a host that can be an endpoint, and says
+// what is wrong in the words of the usual slips.
+func (v *validator) address(path, s string, linkLocal bool) (netip.AddrPort, bool) {
+	if s == "" {
+		v.fault(path, "has no address; want ip:port, such as 10.0.0.7:8000")
+		return netip.AddrPort{}, false
+	}
+	if scheme, rest, found := strings.Cut(s, "://"); found {
+		rest, _, _ = strings.Cut(rest, "/")
+		v.fault(path, "%s has the scheme %s; an endpoint is ip:port alone: %s", quote(s), quote(scheme), quote(rest))
+		return netip.AddrPort{}, false
+	}
+	if host, _, found := strings.Cut(s, "/"); found {
+		v.fault(path, "%s has a path or a slash at its end; an endpoint is ip:port alone: %s", quote(s), quote(host))
+		return netip.AddrPort{}, false
+	}
+	addr, err := netip.ParseAddrPort(s)
+	if err != nil {
+		v.fault(path, "%s is not ip:port%s; write 10.0.0.7:8000 or [fd00::7]:8000", quote(s), whyNotAddress(s))
+		return netip.AddrPort{}, false
+	}
+	ip := addr.Addr().Unmap()
+	switch {
+	case addr.Port() == 0:
+		v.fault(path, "%s has port 0; want 1–65535", quote(s))
+	case ip.IsUnspecified() || ip.IsMulticast():
+		v.fault(path, "%s is the address of no one host; want an endpoint's own", quote(s))
+	case ip.IsLinkLocalUnicast() && !linkLocal:
+		v.fault(path, "%s is link-local, where clouds serve a machine's credentials; set pool.allowLinkLocal: true if it is meant", quote(s))
+	default:
+		return netip.AddrPortFrom(ip, addr.Port()), true
+	}
+	return netip.AddrPort{}, false
+}
+
+// whyNotAddress says which part of s is at fault, where that is clear.
+func whyNotAddress(s string) string {
+	if _, err := netip.ParseAddr(s); err == nil {
+		return ": it has no port"
+	}
+	host, port, found := strings.Cut(s, ":")
+	if !found {
+		return ": it has no port"
+	}
+	if strings.ContainsAny(host, " \t") || strings.TrimSpace(s) != s {
+		return ": it has a blank"
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return ""
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return ": " + quote(host) + " is not an IP address, and names are not looked up"
+	}
+	return ""
+}
+
+// name checks text that becomes a label of metrics and a field of logs.
+func (v *validator) name(path, s string) {
+	switch {
+	case s == "":
+		v.fault(path, "is empty; it needs a name")
+	case len(s) > maxNameBytes:
+		v.fault(path, "%s has %d bytes; at most %d are allowed", quote(s), len(s), maxNameBytes)
+	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\ufffd' }):
+		v.fault(path, "%s has a control character; want printable text", quote(s))
+	}
+}
+
+// weights checks that the weights are those of known scorers and sum to 1. The
+// fault of a wrong sum shows what each weight would be in proportion.
+func (v *validator) weights(weights map[string]float64, valid []string) {
+	sum, whole := 0.0, true
+	names := slices.Sorted(maps.Keys(weights))
+	for _, name := range names {
+		w, at := weights[name], join("weights", name)
+		if !slices.Contains(valid, name) {
+			if near := nearest(name, valid); near != "" {
+				v.fault(at, "unknown scorer; the nearest is %q", near)
+			} else {
+				v.fault(at, "unknown scorer; there are %s", strings.Join(valid, ", "))
+			}
+		}
+		if math.IsNaN(w) || math.IsInf(w, 0) || w < 0 || w > 1e6 {
+			v.fault(at, "%v is not a weight; want 0–1", w)
+			whole = false
+		}
+		sum += w
+	}
+	if !whole || math.Abs(sum-1) <= decision.WeightSumTolerance {
+		return
+	}
+	if sum == 0 {
+		v.fault("weights", "sum to 0; want 1")
+		return
+	}
+	var b strings.Builder
+	for i, name := range names {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s: %.4g", name, weights[name]/sum)
+	}
+	v.fault("weights", "sum to %.10g; want 1, in the same proportion {%s}", sum, b.String())
+}
+
+// models checks names and targets.
+func (v *validator) models(models []Model) {
+	if len(models) > maxModels {
+		v.fault("models", "has %d names; at most %d are served", len(models), maxModels)
+		return
+	}
+	names := map[string]int{}
+	for i, m := range models {
+		at := fmt.Sprintf("models[%d]", i)
+		v.name(at+".name", m.Name)
+		if j, twice := names[m.Name]; twice {
+			v.fault(at+".name", "%s is also the name of models[%d]; names are unique", quote(m.Name), j)
+		} else {
+			names[m.Name] = i
+		}
+		if m.Target != "" {
+			v.name(at+".target", m.Target)
+		}
+	}
+}
+
+// eventSource refuses a cache scorer that waits for events nobody sends.
+func (v *validator) eventSource(c *Config) {
+	if c.KVEvents.ReplayPort != 0 && c.KVEvents.Port == 0 {
+		v.fault("kvEvents.replayPort", "%d has no events to replay; set kvEvents.port too", c.KVEvents.ReplayPort)
+	}
+	if c.Cache.Source != CacheEvents || c.KVEvents.Port != 0 || c.KVEvents.Discover {
+		return
+	}
+	for i, e := range c.Pool.Endpoints {
+		if e.Events == "" {
+			v.fault("cache.source", "\"events\" has no source of events for pool.endpoints[%d]; set kvEvents.port, kvEvents.discover: true or the endpoint's events, or use cache.source: auto", i)
+			return
+		}
+	}
+}
+
+// listen checks addresses that we open ourselves.
+func (v *validator) listen(l Listen) {
+	taken := map[string]string{}
+	for _, a := range []struct{ path, address string }{{"listen.proxy", l.Proxy}, {"listen.metrics", l.Metrics}} {
+		if a.address == "" {
+			continue
+		}
+		colon := strings.LastIndexByte(a.address, ':')
+		port, err := strconv.ParseUint(a.address[colon+1:], 10, 16)
+		if colon < 0 || err != nil {
+			v.fault(a.path, "%s is not host:port; write :8080 or 127.0.0.1:8080", quote(a.address))
+			continue
+		}
+		if other, twice := taken[a.address]; twice && port != 0 {
+			v.fault(a.path, "%s is taken by %s; want another port", quote(a.address), other)
+		}
+		taken[a.address] = a.path
+	}
+}

@@ -1,0 +1,86 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// The names of what happens. This file has all names that there are.
+const (
+	nameMatchRatio      = "epp_cache_match_ratio"
+	nameCandidates      = "epp_candidate_pods"
+	nameScoringLatency  = "epp_scoring_latency_us"
+	nameStaleRouting    = "epp_stale_cache_routing_total"
+	nameAdapterLoads    = "epp_adapter_loads_triggered_total"
+	nameDecisions       = "epp_routing_decisions_total"
+	nameCompositeScore  = "epp_composite_score"
+	nameUnknownFactors  = "epp_unknown_factors_total"
+	namePrompts         = "epp_prompts_total"
+	nameTokenizeSeconds = "epp_tokenize_duration_seconds"
+
+	nameRequests       = "epp_requests_total"
+	nameRequestSeconds = "epp_request_duration_seconds"
+	nameEnded          = "epp_requests_ended_total"
+	nameTTFT           = "epp_time_to_first_token_seconds"
+	nameRetries        = "epp_retries_total"
+	nameRetriesDenied  = "epp_retries_denied_total"
+	nameCutOff         = "epp_answers_cut_off_total"
+
+	nameScrapes       = "epp_scrapes_total"
+	nameScrapeSeconds = "epp_scrape_duration_seconds"
+	nameBadValues     = "epp_bad_values_total"
+
+	nameKVEvents   = "epp_kv_events_total"
+	nameKVBad      = "epp_kv_event_bad_messages_total"
+	nameKVGaps     = "epp_kv_event_gaps_total"
+	nameKVRestarts = "epp_kv_event_restarts_total"
+	nameKVReplays  = "epp_kv_event_replays_total"
+
+	nameBuild = "epp_build_info"
+)
+
+// ratioBounds are tenths. The article's threshold of 0.4 for a match is one of
+// them; 0 tells no match at all from a small one.
+var ratioBounds = []float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1}
+
+// microsecondBounds hold the article's thresholds of 1,000 and 5,000; below
+// them lie the budgets of a decision over 8 to 1,024 endpoints.
+var microsecondBounds = []float64{5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}
+
+// shortSeconds are for work of ours, longSeconds for an engine's.
+var (
+	shortSeconds = []float64{.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .5, 2}
+	longSeconds  = []float64{.01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 60, 300}
+)
+
+// The names of what is, read from a Snapshot.
+var (
+	descQueueDepth = perEndpoint("epp_queue_depth",
+		"Requests that wait at the endpoint: those it reports, and our own picks since that found no free slot.")
+	descHealth = perEndpoint("epp_pod_health_score",
+		"Health of the endpoint, 0 to 1; below 0.3 it gets no request.")
+	descInFlight = perEndpoint("epp_in_flight_requests",
+		"Requests sent to the endpoint and not seen to end.")
+	descInFlightTokens = perEndpoint("epp_in_flight_tokens",
+		"Uncached prompt tokens sent to the endpoint whose first token of the answer was not seen.")
+	descBlocks = perEndpoint("epp_endpoint_cached_blocks",
+		"Cached blocks that the endpoint is known to hold.")
+	descStale = perEndpoint("epp_stale_endpoints",
+		"1 where the endpoint's last reading is too old to trust, else 0.")
+	descIncomplete = perEndpoint("epp_incomplete_endpoints",
+		"1 where the endpoint may hold blocks that are not known, else 0.")
+	descPredicted = perEndpoint("epp_predicted_cached_tokens_total",
+		"Prompt tokens that the endpoint was expected to have cached, of requests whose usage it reported.")
+	descReported = perEndpoint("epp_reported_cached_tokens_total",
+		"Prompt tokens that the endpoint reported as cached in the usage of its answers.")
+
+	descNodes      = whole("epp_prefix_tree_nodes", "Blocks in the prefix tree.")
+	descIndexBytes = whole("epp_index_bytes", "Memory of the prefix tree, bounded by limits.indexBytes.")
+	descRingBytes  = whole("epp_ring_bytes", "Memory of the ring of decisions, bounded by limits.ringBytes.")
+	descMaxQueue   = whole("epp_max_queue", "Queue at which an endpoint is full, in requests: the setting maxQueue.")
+	descBound      = whole("epp_booking_bound_total",
+		"Bookings ended by their age, because nobody saw their request end.")
+)
+
+func perEndpoint(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, []string{"pod", "endpoint"}, nil)
+}
+
+func whole(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
