@@ -15,7 +15,7 @@ const (
 	BadRequest                      // 400: the body is not what the path asks for
 	NotFound                        // 404: unknown model or path
 	MethodNotAllowed                // 405: a known path under another method
-	TooLarge                        // 413: body, header or nesting over its bound
+	TooLarge                        // 413: a body over its bound
 	UnsupportedEncoding             // 415: a Content-Encoding we do not read
 	Saturated                       // 429: every endpoint is full, or the request was shed
 	BadGateway                      // 502: the endpoint broke the exchange

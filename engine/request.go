@@ -26,7 +26,6 @@ type Request struct {
 	cached   int // prompt tokens found in the cache when first admitted
 	computed int // tokens whose keys and values the step under way will leave
 	produced int // answer tokens told
-	chunk    int // tokens of the step under way
 
 	root   uint64
 	hashes []uint64 // of the leading full blocks, as far as they were needed

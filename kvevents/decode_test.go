@@ -410,7 +410,7 @@ func FuzzDecode(f *testing.F) {
 func sixteen(t testing.TB) []byte {
 	hashes, tokens, keys := []any{}, []any{}, []any{}
 	for i := range 16 {
-		hashes = append(hashes, uint64(0x9e3779b97f4a7c15*uint64(i+1)))
+		hashes = append(hashes, 0x9e3779b97f4a7c15*uint64(i+1))
 		keys = append(keys, nil)
 	}
 	for i := range 256 {

@@ -280,7 +280,7 @@ func (p *poller) get(ctx context.Context, path string, limit int64, buf *bytes.B
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be kept
+		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be kept
 		return fmt.Errorf("scrape %s: %s: status %d", p.target.Address, path, resp.StatusCode)
 	}
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))

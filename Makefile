@@ -1,0 +1,79 @@
+# What people call: make demo, make test. The rest is what those are made of.
+# Needed: Go 1.26, make, a C compiler (the race detector's), python3, npm.
+
+CACHE    ?= $(if $(EPP_CACHE),$(EPP_CACHE),$(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/epp)
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+FUZZTIME ?= 10s
+BENCH    ?= .
+DEMOTIME ?= 15s
+
+GOLANGCI_VERSION := 2.15.0
+GOLANGCI         := $(CACHE)/golangci-lint-$(GOLANGCI_VERSION)/golangci-lint
+
+# A clone that belongs to somebody else must build too: no version control stamp.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+
+# Static, and the same bytes from any folder.
+BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+
+.PHONY: demo demo-check test race alloc lint fmt build dist fuzz bench clean
+
+## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
+demo:
+	go run ./cmd/epp demo
+
+## demo-check: the demo against random and least-connections routing, by number
+demo-check: build
+	bin/epp demo --for $(DEMOTIME) --json | go run ./test/democheck
+
+## test: everything that must be green before a change is merged
+test: race alloc lint
+
+## race: all tests, under the race detector
+race:
+	CGO_ENABLED=1 go test -race -timeout 8m ./...
+
+# Packages with tests that the race detector would falsify: counts of
+# allocations, and files of their own for builds without it.
+ALLOC = $(sort $(dir $(shell grep -rlE --include='*_test.go' 'AllocsPerRun|^//go:build !race' .)))
+
+## alloc: a second pass without the race detector, where allocations are counted
+alloc:
+	go test -timeout 5m $(ALLOC)
+
+## lint: .golangci.yml; the house's own rules are tests in internal/lint
+lint: $(GOLANGCI)
+	$(GOLANGCI) run --timeout 8m ./...
+
+$(GOLANGCI):
+	@echo "building golangci-lint $(GOLANGCI_VERSION) once, into $(dir $@)"
+	GOBIN=$(dir $@) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_VERSION)
+
+## fmt: gofmt, in place
+fmt:
+	gofmt -w $$(git ls-files '*.go' ':!third_party')
+
+## build: bin/epp, static
+build:
+	$(BUILD) -o bin/epp ./cmd/epp
+
+## dist: dist/epp-OS-ARCH for every platform that is shipped
+dist:
+	GOOS=linux  GOARCH=amd64 $(BUILD) -o dist/epp-linux-amd64  ./cmd/epp
+	GOOS=linux  GOARCH=arm64 $(BUILD) -o dist/epp-linux-arm64  ./cmd/epp
+	GOOS=darwin GOARCH=arm64 $(BUILD) -o dist/epp-darwin-arm64 ./cmd/epp
+
+## fuzz: each fuzz target for FUZZTIME
+fuzz:
+	@grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | sort | \
+	while IFS=: read -r file _ func; do \
+		echo "$$(dirname $$file) $${func#func }"; \
+		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)" </dev/null || exit 1; \
+	done
+
+## bench: each benchmark whose name matches BENCH
+bench:
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+clean:
+	rm -rf bin dist

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"epp.internal/epp/config"
+	"epp.internal/epp/picker"
+	"epp.internal/epp/tokenize"
+)
+
+func serveCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "serve --config FILE",
+		Short: "Run the picker as an OpenAI-compatible proxy in front of the pool",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			cfg, err := config.Parse(file, data)
+			if err != nil {
+				return err
+			}
+			flag, _ := cmd.Flags().GetString("log-level")
+			log, err := newLog(cmd.ErrOrStderr(), flag, cfg.Log.Level)
+			if err != nil {
+				return err
+			}
+			tok, err := loadTokenizer(cfg, log)
+			if err != nil {
+				return err
+			}
+			s, err := build(cfg, tok, log, watch{})
+			if err != nil {
+				return err
+			}
+			return s.run(cmd.Context(), func(proxy, metrics string) {
+				log.Info("serving", "proxy", proxy, "metrics", metrics, "endpoints", len(cfg.Pool.Endpoints), "version", version)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "the configuration, a YAML file")
+	_ = cmd.MarkFlagRequired("config")
+	return cmd
+}
+
+// loadTokenizer reads the model's two files. Without a path there is none, and
+// the log says what that means.
+func loadTokenizer(cfg *config.Config, log *slog.Logger) (picker.Tokenizer, error) {
+	dir := cfg.Tokenizer.Path
+	if dir == "" {
+		log.Warn("no tokenizer is configured: prompts match no cached block, only load, queue, health and adapter decide", "setting", "tokenizer.path")
+		return nil, nil
+	}
+	model, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.path: %w", err)
+	}
+	settings, err := os.ReadFile(filepath.Join(dir, "tokenizer_config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.path: %w", err)
+	}
+	tok, err := tokenize.New(model, settings)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.path: %q: %w", dir, err)
+	}
+	tok.SetClock(time.Now) // some templates write today's date
+	return tok, nil
+}

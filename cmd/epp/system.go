@@ -1,0 +1,378 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/block"
+	"epp.internal/epp/config"
+	"epp.internal/epp/decision"
+	"epp.internal/epp/fleet"
+	"epp.internal/epp/kvevents"
+	"epp.internal/epp/kvindex"
+	"epp.internal/epp/metrics"
+	"epp.internal/epp/picker"
+	"epp.internal/epp/proxy"
+	"epp.internal/epp/route"
+	"epp.internal/epp/scrape"
+)
+
+// system is a whole picker: the core, and the edges around it.
+type system struct {
+	cfg     *config.Config
+	log     *slog.Logger
+	watch   watch
+	index   *kvindex.Index
+	fleet   *fleet.Table
+	policy  *route.Policy
+	picker  *picker.Picker
+	metrics *metrics.Metrics
+	proxy   *proxy.Proxy
+	readers *scrape.Group
+	client  *http.Client
+	ring    *decision.Ring
+}
+
+// watch sees what happens beside the metrics. A nil func is not called.
+type watch struct {
+	decided func(*decision.Record)
+	// changed is called after the state of the fleet or of a request has changed.
+	changed func()
+}
+
+// build wires a system from its configuration: the only place where rooms meet.
+func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) (*system, error) {
+	if w.decided == nil {
+		w.decided = func(*decision.Record) {}
+	}
+	if w.changed == nil {
+		w.changed = func() {}
+	}
+	s := &system{cfg: cfg, log: log, watch: w, client: scrape.Client(nil), ring: decision.NewRing(int(cfg.Limits.RingBytes))}
+	var err error
+	if s.policy, err = route.New(cfg.Settings(staleAfter(cfg))); err != nil {
+		return nil, err
+	}
+	key := block.Key(rand.Uint64())
+	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes)})
+	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning})
+	s.metrics = metrics.New(metrics.Options{Version: version, Models: cfg.ModelNames(), Snapshot: s.snapshot})
+	s.picker = picker.New(picker.Options{
+		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, Models: rules(cfg), Ring: s.ring, Log: log,
+		Hooks: picker.Hooks{
+			Decided: func(rec *decision.Record) {
+				s.metrics.Decision(rec)
+				w.decided(rec)
+				w.changed()
+			},
+			Ended: func(e *picker.Ending) {
+				s.metrics.Ended(e)
+				w.changed()
+			},
+		},
+	})
+	s.proxy = proxy.New(proxy.Options{
+		Pick: proxy.By(s.picker), Models: s.models, Logger: log,
+		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), MaxHeaderBytes: int(cfg.Limits.HeaderBytes),
+		EngineTimeout: cfg.Timeouts.Answer.Duration, DrainTime: cfg.Timeouts.Drain.Duration,
+		Hooks: proxy.Hooks{
+			Answered:    s.metrics.Answered,
+			Retried:     func(o picker.Outcome) { s.metrics.Retried(o.String()) },
+			RetryDenied: func(o picker.Outcome) { s.metrics.RetryDenied(o.String()) },
+			CutOff:      func(o picker.Outcome) { s.metrics.CutOff(o.String()) },
+		},
+	})
+	s.readers = &scrape.Group{
+		Client: s.client, Names: scrape.VLLM, Log: log,
+		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
+	}
+	return s, nil
+}
+
+// staleAfter is the age from which a reading is too old to trust: three
+// intervals, and 2 s at least.
+func staleAfter(cfg *config.Config) time.Duration {
+	return max(2*time.Second, 3*scrape.Interval(len(cfg.Pool.Endpoints)))
+}
+
+func rules(cfg *config.Config) map[string]picker.ModelRule {
+	m := map[string]picker.ModelRule{}
+	for _, r := range cfg.Models {
+		m[r.Name] = picker.ModelRule{Target: r.Target, Adapter: r.Adapter}
+	}
+	return m
+}
+
+// models are what GET /v1/models lists: the endpoints' own, and the configured
+// names that lead to one of them.
+func (s *system) models() []epp.Model {
+	list := s.fleet.Models()
+	for _, r := range s.cfg.Models {
+		if _, taken, _ := s.fleet.Model(r.Name); taken {
+			continue
+		}
+		if m, found, _ := s.fleet.Model(cmp.Or(r.Target, r.Name)); found {
+			m.Name = r.Name
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// snapshot is what the metrics page shows of the moment.
+func (s *system) snapshot() metrics.Snapshot {
+	now := time.Now()
+	snap := metrics.Snapshot{
+		MaxQueue: s.policy.Settings.MaxQueue, IndexBlocks: s.index.Nodes(), IndexBytes: s.index.Bytes(),
+		RingBytes: s.ring.Bytes(), BookingsBound: s.fleet.Ledger().Bound,
+	}
+	for _, st := range s.fleet.Snapshot() {
+		queue, health, stale := s.policy.Seen(&st.Signals, now)
+		snap.Endpoints = append(snap.Endpoints, metrics.Endpoint{
+			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, Stale: stale,
+			InFlight: st.Signals.InFlight, InFlightTokens: st.Signals.InFlightTokens,
+			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete,
+		})
+	}
+	return snap
+}
+
+// run serves until ctx ends, then drains. ready is called with the addresses
+// that are listened on, proxy and metrics; an address that is not is empty.
+func (s *system) run(ctx context.Context, ready func(proxy, metrics string)) error {
+	front, err := listen(s.cfg.Listen.Proxy)
+	if err != nil {
+		return err
+	}
+	back, err := listen(s.cfg.Listen.Metrics)
+	if err != nil {
+		return errors.Join(err, front.close())
+	}
+	follow, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for _, e := range s.cfg.Pool.Endpoints {
+		m := s.fleet.Join(epp.Endpoint{Name: e.Name, Address: e.Address, Labels: e.Labels})
+		wg.Go(func() { s.follow(follow, e, m) })
+	}
+	wg.Go(func() { s.expire(follow) })
+	pages := s.pages()
+	failed := make(chan error, 2)
+	back.serve(&wg, pages.Serve, failed)
+	front.serve(&wg, s.proxy.Serve, failed)
+	ready(front.address(), back.address())
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	drain, cancel := context.WithTimeout(context.Background(), s.cfg.Timeouts.Drain.Duration+s.cfg.Timeouts.Finish.Duration)
+	defer cancel()
+	err = errors.Join(err, s.proxy.Shutdown(drain), pages.Close())
+	stop()
+	wg.Wait()
+	s.client.CloseIdleConnections()
+	return err
+}
+
+// listener is a listener that may not be wanted: without an address it is nil.
+type listener struct{ net.Listener }
+
+func listen(address string) (listener, error) {
+	if address == "" {
+		return listener{}, nil
+	}
+	l, err := net.Listen("tcp", address)
+	return listener{l}, err
+}
+
+func (l listener) address() string {
+	if l.Listener == nil {
+		return ""
+	}
+	return l.Addr().String()
+}
+
+func (l listener) close() error {
+	if l.Listener == nil {
+		return nil
+	}
+	return l.Close()
+}
+
+// serve runs a server in a goroutine of wg and tells failed what ends it, unless
+// that is its shutdown.
+func (l listener) serve(wg *sync.WaitGroup, serve func(net.Listener) error, failed chan<- error) {
+	if l.Listener == nil {
+		return
+	}
+	wg.Go(func() {
+		if err := serve(l.Listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			failed <- err
+		}
+	})
+}
+
+// pages serves what operators read.
+func (s *system) pages() *http.Server {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.metrics.Handler())
+	return &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+}
+
+// expire ends bookings that have passed their bound; there are none unless a
+// fault of ours lost an end, so it is said aloud.
+func (s *system) expire(ctx context.Context) {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if n := s.fleet.Expire(now); n > 0 {
+				s.log.Error("bookings ended by their bound", "count", n)
+			}
+		}
+	}
+}
+
+// follow writes what one endpoint says of itself until ctx ends: its page and its
+// events. Then it leaves the fleet.
+func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member) {
+	defer m.Leave()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.hear(ctx, e, m) })
+	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address}, sink{m, s, s.log}) // ends with ctx
+}
+
+// hear subscribes to the endpoint's KV events, where it has some.
+func (s *system) hear(ctx context.Context, e config.Endpoint, m *fleet.Member) {
+	src, ok := s.source(ctx, e)
+	if !ok {
+		return
+	}
+	log := s.log.With("pod", e.Name)
+	sub := kvevents.Subscriber{
+		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: sink{m, s, log}, Log: log,
+		Hooks: kvevents.Hooks{
+			Event:   func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) },
+			Bad:     func(r kvevents.Reason) { s.metrics.KVBad(string(r)) },
+			Gap:     func(uint64) { s.metrics.KVGap() },
+			Restart: s.metrics.KVRestart,
+			Replay:  func(done bool) { s.metrics.KVReplay(map[bool]string{true: "done", false: "given_up"}[done]) },
+			Dropped: func() { s.metrics.KVBad("dropped") },
+		},
+	}
+	_ = sub.Run(ctx) // ends with ctx
+}
+
+// source says where the endpoint's events come from: as configured, else as the
+// engine itself says when it is asked. It waits for an engine that is not up.
+func (s *system) source(ctx context.Context, e config.Endpoint) (kvevents.Source, bool) {
+	if e.Events != "" {
+		return kvevents.Source{Address: e.Events, Replay: e.Replay, Topic: s.cfg.KVEvents.Topic}, true
+	}
+	if port := s.cfg.KVEvents.Port; port != 0 {
+		host, _, _ := net.SplitHostPort(e.Address)
+		src := kvevents.Source{Address: net.JoinHostPort(host, strconv.Itoa(port)), Topic: s.cfg.KVEvents.Topic}
+		if r := s.cfg.KVEvents.ReplayPort; r != 0 {
+			src.Replay = net.JoinHostPort(host, strconv.Itoa(r))
+		}
+		return src, true
+	}
+	if !s.cfg.DiscoverEvents() {
+		return kvevents.Source{}, false
+	}
+	told := ""
+	for {
+		sources, err := kvevents.Sources(ctx, s.client, e.Address)
+		text := "no KV events: the engine names no source, so its cache is unknown"
+		switch {
+		case len(sources) == 1:
+			return sources[0], true
+		case len(sources) > 1:
+			text = "no KV events: the engine has several data-parallel ranks behind one address; name each rank's own address and events"
+		case err != nil:
+			text = "no KV events: " + err.Error()
+		}
+		if text != told && ctx.Err() == nil {
+			s.log.Warn(text, "pod", e.Name, "address", e.Address)
+			told = text
+		}
+		select {
+		case <-ctx.Done():
+			return kvevents.Source{}, false
+		case <-time.After(askAgain):
+		}
+	}
+}
+
+// askAgain is how long an engine that names no source of events is left alone.
+const askAgain = 2 * time.Second
+
+// sink is a member whose writing can be watched, and read in the log at TRACE.
+type sink struct {
+	*fleet.Member
+	s   *system
+	log *slog.Logger
+}
+
+// Load passes a reading on.
+func (k sink) Load(mark int, began time.Time, l epp.Load) {
+	k.Member.Load(mark, began, l)
+	k.log.Log(context.Background(), picker.LevelTrace, "read", "pod", k.Endpoint().Name,
+		"waiting", l.Waiting.Value, "running", l.Running.Value, "kvUsage", l.KVUsage.Value, "adapters", l.Adapters, "asleep", l.Asleep)
+	k.s.watch.changed()
+}
+
+// Models passes a list of models on.
+func (k sink) Models(models []epp.Model) {
+	k.Member.Models(models)
+	k.s.watch.changed()
+}
+
+// Apply passes events on. The log shows their sizes only.
+func (k sink) Apply(now time.Time, events []epp.BlockEvent) {
+	k.Member.Apply(now, events)
+	if k.log.Enabled(context.Background(), picker.LevelTrace) {
+		for i := range events {
+			e := &events[i]
+			k.log.Log(context.Background(), picker.LevelTrace, "reported", "event", e.Kind.String(),
+				"blocks", len(e.Hashes), "blockTokens", e.BlockTokens, "adapter", e.Adapter, "tier", e.Tier)
+		}
+	}
+	k.s.watch.changed()
+}
+
+// Reset passes a restart on.
+func (k sink) Reset(now time.Time) {
+	k.Member.Reset(now)
+	k.s.watch.changed()
+}
+
+// Incomplete passes on whether blocks may be missing.
+func (k sink) Incomplete(now time.Time, incomplete bool) {
+	k.Member.Incomplete(now, incomplete)
+	k.s.watch.changed()
+}
+
+// settled reports whether all is known of every endpoint that a fleet that has
+// been up for a second knows: its page, its models and its blocks.
+func (s *system) settled() bool {
+	states := s.fleet.Snapshot()
+	for _, st := range states {
+		if st.Signals.ReadAt.IsZero() || st.Signals.Incomplete || !st.Listed {
+			return false
+		}
+	}
+	return len(states) == len(s.cfg.Pool.Endpoints)
+}
