@@ -89,6 +89,12 @@ type Load struct {
 	Adapters    []string
 	MaxAdapters int
 
+	// PromptTokens and CachedTokens count the tokens of all prompts since the
+	// engine's start, and those of them that it did not compute; FirstTokenSeconds
+	// is the sum of all times to first token. Sources: vllm:prompt_tokens_total,
+	// vllm:prompt_tokens_cached_total, vllm:time_to_first_token_seconds_sum.
+	PromptTokens, CachedTokens, FirstTokenSeconds Gauge
+
 	// Asleep is true for an engine that reports that it was put to sleep. Such
 	// an engine answers /health with 200 and serves nothing. Source:
 	// vllm:engine_sleep_state{sleep_state="awake"} 0.

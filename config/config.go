@@ -58,11 +58,17 @@ type Config struct {
 	Load  Load  `json:"load"`
 	Cache Cache `json:"cache"`
 
+	// Fallbacks is how many further endpoints follow the picked one in the answer
+	// to a gateway that walks such a list. Default 0, range 0–8: a gateway that
+	// reads one address only fails on a list.
+	Fallbacks int `json:"fallbacks"`
+
 	// Models are names that clients use for other names, and names that are
 	// adapters. A model that is not here keeps its name.
 	Models []Model `json:"models"`
 
 	Listen    Listen    `json:"listen"`
+	TLS       TLS       `json:"tls"`
 	Tokenizer Tokenizer `json:"tokenizer"`
 	KVEvents  KVEvents  `json:"kvEvents"`
 	Timeouts  Timeouts  `json:"timeouts"`
@@ -131,8 +137,20 @@ type Model struct {
 // Listen holds the addresses that are listened on, host:port or :port; an empty
 // one is not.
 type Listen struct {
-	Proxy   string `json:"proxy"`   // default ":8080"
-	Metrics string `json:"metrics"` // default ":9090"
+	Proxy   string `json:"proxy"`   // the OpenAI API; default ":8080"
+	Metrics string `json:"metrics"` // the metrics page; default ":9090"
+	ExtProc string `json:"extProc"` // Envoy's external processing; default ":9002"
+	Health  string `json:"health"`  // gRPC health; default ":9003"
+}
+
+// TLS is what Envoy meets on listen.extProc.
+type TLS struct {
+	// Cert and Key are PEM files, read again when they change. Default "": a
+	// certificate of our own making, new at each start.
+	Cert string `json:"cert"`
+	Key  string `json:"key"`
+	// Insecure serves without TLS, for a gateway on the same host. Default false.
+	Insecure bool `json:"insecure"`
 }
 
 // Tokenizer says where a prompt's exact tokens come from.
@@ -212,7 +230,7 @@ func Default() *Config {
 		OnSaturated: d.OnSaturated,
 		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
 		Cache:       Cache{Source: CacheAuto},
-		Listen:      Listen{Proxy: ":8080", Metrics: ":9090"},
+		Listen:      Listen{Proxy: ":8080", Metrics: ":9090", ExtProc: ":9002", Health: ":9003"},
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
 		Limits: Limits{
 			BodyBytes:   16 << 20,

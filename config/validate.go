@@ -46,6 +46,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	oneOf(&v, "log.level", c.Log.Level, logLevels)
 
 	between(&v, "maxQueue", c.MaxQueue, 1, 100_000)
+	between(&v, "fallbacks", c.Fallbacks, 0, 8)
 	between(&v, "load.maxRunning", c.Load.MaxRunning, 0, 1<<16)
 	if u := c.Load.MaxUtilization; !(u > 0 && u <= 1) {
 		v.fault("load.maxUtilization", "%v is out of range; want above 0, at most 1", u)
@@ -63,6 +64,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 
 	v.eventSource(c)
 	v.listen(c.Listen)
+	v.tls(c.TLS)
 	return v.faults
 }
 
@@ -292,7 +294,9 @@ func (v *validator) eventSource(c *Config) {
 // listen checks addresses that we open ourselves.
 func (v *validator) listen(l Listen) {
 	taken := map[string]string{}
-	for _, a := range []struct{ path, address string }{{"listen.proxy", l.Proxy}, {"listen.metrics", l.Metrics}} {
+	for _, a := range []struct{ path, address string }{
+		{"listen.proxy", l.Proxy}, {"listen.metrics", l.Metrics}, {"listen.extProc", l.ExtProc}, {"listen.health", l.Health},
+	} {
 		if a.address == "" {
 			continue
 		}
@@ -306,5 +310,17 @@ func (v *validator) listen(l Listen) {
 			v.fault(a.path, "%s is taken by %s; want another port", quote(a.address), other)
 		}
 		taken[a.address] = a.path
+	}
+}
+
+// tls checks that a certificate has its key, and that TLS is wanted with them.
+func (v *validator) tls(t TLS) {
+	switch {
+	case t.Insecure && t.Cert+t.Key != "":
+		v.fault("tls.insecure", "true leaves tls.cert and tls.key unused; remove one or the other")
+	case t.Cert != "" && t.Key == "":
+		v.fault("tls.key", "is empty; the certificate %s needs its key", quote(t.Cert))
+	case t.Key != "" && t.Cert == "":
+		v.fault("tls.cert", "is empty; the key %s needs its certificate", quote(t.Key))
 	}
 }

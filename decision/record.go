@@ -74,6 +74,10 @@ type Record struct {
 	Priority               int
 	HasSubset              bool
 
+	// Sight is what the edge sees of the answer: "all", "end" or "headers".
+	// ServedBy is the address that served, where the edge was told of it.
+	Sight, ServedBy string
+
 	// PromptTokens is the prompt's length, 0 where TokenSource is none; then
 	// TokenNote says why. BlockTokens is the pool's smallest block size and
 	// BlockedTokens the tokens in full blocks of that size: the denominator of

@@ -89,6 +89,16 @@ func (r *Ring) Finish(seq uint64, end End) {
 	}
 }
 
+// Served writes which address served the request into the record that Put
+// numbered seq, if that is still kept.
+func (r *Ring) Served(seq uint64, address string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := r.head + int(seq-r.first); seq >= r.first && i < len(r.records) {
+		r.records[i].ServedBy = address
+	}
+}
+
 // Find returns a copy of the request's latest record, or nil where none is kept.
 func (r *Ring) Find(requestID string) *Record {
 	r.mu.Lock()

@@ -115,8 +115,8 @@ func (s *Settings) Validate() error {
 	if s.Load.MaxRunning < 0 {
 		fault("load.maxRunning: %d: must not be negative", s.Load.MaxRunning)
 	}
-	if u := s.Load.MaxUtilization; !(u > 0 && u <= 10) {
-		fault("load.maxUtilization: %v: must be above 0 and at most 10", u)
+	if u := s.Load.MaxUtilization; !(u > 0 && u <= 1) {
+		fault("load.maxUtilization: %v: must be above 0 and at most 1", u)
 	}
 	if s.StaleAfter <= 0 {
 		fault("staleAfter: %v: must be above 0", s.StaleAfter)

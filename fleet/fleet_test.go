@@ -513,3 +513,72 @@ func TestLedgerAgainstTwin(t *testing.T) {
 		})
 	})
 }
+
+// TestTokensByRate: where the first token is not seen, the tokens are released
+// when the endpoint will have computed them: at 8,000 a second until it has shown
+// its own rate, then at that.
+func TestTokensByRate(t *testing.T) {
+	tab := fleet.New(fleet.Options{})
+	a := join(tab, "a")[0]
+	tokensAt := func(after time.Duration) int {
+		a.Begin(start.Add(after)) // any look at the table releases what is due
+		return tab.Ledger().Tokens
+	}
+	b := book(t, tab, "a", 4000)
+	b.ReleaseTokensByRate(start)
+	if got := tokensAt(499 * time.Millisecond); got != 4000 {
+		t.Errorf("%d tokens held before they are computed", got)
+	}
+	if got := tokensAt(500 * time.Millisecond); got != 0 {
+		t.Errorf("%d tokens held after 4,000 at 8,000 a second", got)
+	}
+	b.End()
+	counters := func(prompt, cached, seconds float64) epp.Load {
+		return epp.Load{PromptTokens: epp.Known(prompt), CachedTokens: epp.Known(cached), FirstTokenSeconds: epp.Known(seconds)}
+	}
+	a.Load(0, start, counters(10_000, 4_000, 7))
+	a.Load(0, start, counters(14_000, 6_000, 9)) // 2,000 uncached tokens in 2 s
+	b = book(t, tab, "a", 1000)
+	b.ReleaseTokensByRate(start)
+	if got := tokensAt(999 * time.Millisecond); got != 1000 {
+		t.Errorf("%d tokens held before they are computed at 1,000 a second", got)
+	}
+	a.Load(0, start, counters(100, 0, 0.1)) // a restarted engine counts from 0: nothing is learnt from the fall
+	if got := tokensAt(time.Second); got != 0 {
+		t.Errorf("%d tokens held after their time", got)
+	}
+	if !b.End() || tab.Ledger() != (fleet.Ledger{}) {
+		t.Errorf("ledger %+v", tab.Ledger())
+	}
+}
+
+// TestHandOver: where the end is not seen, a booking ends with the first reading
+// that begins after it was handed over: from then on the engine's own count has it.
+func TestHandOver(t *testing.T) {
+	tab := fleet.New(fleet.Options{})
+	a := join(tab, "a")[0]
+	b, gone := book(t, tab, "a", 100), book(t, tab, "a", 1)
+	mark := a.Begin(start)
+	handed := start.Add(time.Millisecond)
+	b.HandOver(handed)
+	gone.HandOver(handed)
+	gone.End() // its end was seen after all
+	a.Load(mark, start, epp.Load{Waiting: epp.Known(0), Running: epp.Known(1)})
+	if l := tab.Ledger(); l.Requests != 1 {
+		t.Errorf("ledger %+v after a reading that had begun before", l)
+	}
+	later := handed.Add(time.Millisecond)
+	a.Load(a.Begin(later), later, epp.Load{Waiting: epp.Known(0), Running: epp.Known(1)})
+	if l := tab.Ledger(); l != (fleet.Ledger{}) {
+		t.Errorf("ledger %+v after the next reading", l)
+	}
+	if s := tab.Snapshot()[0].Signals; s.InFlight != 0 || s.Delta() != 0 {
+		t.Errorf("in flight %d, Δ %d: the reading has the request", s.InFlight, s.Delta())
+	}
+	left := book(t, tab, "a", 1)
+	left.HandOver(later)
+	a.Leave()
+	if l := tab.Ledger(); l != (fleet.Ledger{}) {
+		t.Errorf("ledger %+v after the endpoint left: no reading will come", l)
+	}
+}

@@ -1,13 +1,17 @@
 package fleet
 
-import "time"
+import (
+	"container/heap"
+	"time"
+)
 
 // ledger holds the bookings that have not ended, oldest first.
 type ledger struct {
 	oldest, newest *entry
 	free           *entry // linked by next
 	live           int
-	bound          uint64 // bookings that the bound has ended
+	due            dueTokens // tokens that are released by time
+	bound          uint64    // bookings that the bound has ended
 }
 
 // entry is one booking. generation tells a handle of an earlier use.
@@ -96,6 +100,71 @@ func (b Booking) Answered() {
 	b.change(func(e *entry) { e.answered = true })
 }
 
+// ReleaseTokensByRate releases the booking's tokens when the endpoint will have
+// computed them at the rate that it has shown, for an edge that does not see the
+// first token.
+func (b Booking) ReleaseTokensByRate(now time.Time) {
+	if b.t == nil {
+		return
+	}
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
+	if b.e.generation == b.generation && b.e.tokens > 0 {
+		takes := time.Duration(float64(b.e.tokens) / b.e.m.prefillRate() * float64(time.Second))
+		heap.Push(&b.t.ledger.due, due{now.Add(takes), b})
+	}
+}
+
+// HandOver leaves the booking to the endpoint's readings, for an edge that does
+// not see the end: it ends with the first reading that begins after now, which
+// counts the request among the engine's own.
+func (b Booking) HandOver(now time.Time) {
+	if b.t == nil {
+		return
+	}
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
+	if b.e.generation == b.generation {
+		b.e.m.handed = append(b.e.m.handed, due{now, b})
+	}
+}
+
+// due is a booking of which something falls due at a time.
+type due struct {
+	at time.Time
+	b  Booking
+}
+
+// dueTokens is a heap, the earliest first.
+type dueTokens []due
+
+func (d dueTokens) Len() int           { return len(d) }
+func (d dueTokens) Less(i, k int) bool { return d[i].at.Before(d[k].at) }
+func (d dueTokens) Swap(i, k int)      { d[i], d[k] = d[k], d[i] }
+
+// Push is heap.Interface's.
+func (d *dueTokens) Push(x any) { *d = append(*d, x.(due)) }
+
+// Pop is heap.Interface's.
+func (d *dueTokens) Pop() any {
+	last := len(*d) - 1
+	x := (*d)[last]
+	*d = (*d)[:last]
+	return x
+}
+
+// releaseDue releases the tokens that have fallen due. The table's lock is held.
+func (l *ledger) releaseDue(now time.Time) {
+	for len(l.due) > 0 && !l.due[0].at.After(now) {
+		b := heap.Pop(&l.due).(due).b
+		if b.e.generation == b.generation {
+			b.e.drop()
+			b.e.tokens = 0
+			b.e.hold()
+		}
+	}
+}
+
 // change lets f change the booking, if it has not ended, between taking it off
 // the counters and adding it again.
 func (b Booking) change(f func(*entry)) {
@@ -152,6 +221,7 @@ func (b Booking) Served(address string) {
 func (t *Table) Expire(now time.Time) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.ledger.releaseDue(now)
 	n := 0
 	for e := t.ledger.oldest; e != nil && now.Sub(e.at) > t.opt.BookingBound; e = t.ledger.oldest {
 		t.ledger.end(e)

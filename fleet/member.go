@@ -32,6 +32,13 @@ type Member struct {
 	// under way: unanswered when it began, and the most in flight since.
 	unanswered, unansweredAtBegin, peak int
 
+	// handed are bookings that the next reading ends.
+	handed []due
+	// totals are the last reading's counters, rate what they have shown: uncached
+	// prompt tokens a second until the first token; 0: nothing yet.
+	totals epp.Load
+	rate   float64
+
 	models []epp.Model
 	// adapters are those taken to be resident, the latest used last. It holds
 	// at most maxAdapters.
@@ -74,6 +81,7 @@ func (m *Member) Leave() {
 func (m *Member) Begin(now time.Time) (mark int) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
+	m.t.ledger.releaseDue(now)
 	m.unansweredAtBegin, m.peak = m.unanswered, m.signals().InFlight
 	return m.peak
 }
@@ -99,9 +107,12 @@ func (m *Member) counted(mark int, l *epp.Load) int {
 func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
+	handed := m.endHanded(began) // from now on the engine's count alone has these
+	mark, m.peak = mark-handed, m.peak-handed
 	if m.pos < 0 {
 		return
 	}
+	m.learnRate(&l)
 	s := m.signals()
 	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
 	s.ReadAt, s.InFlightAtRead = began, m.counted(mark, &l)
@@ -117,6 +128,58 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	for _, a := range l.Adapters {
 		m.touchAdapter(a)
 	}
+}
+
+// endHanded ends the bookings that were handed over before the reading began and
+// returns how many these were. t.mu is held.
+func (m *Member) endHanded(began time.Time) (n int) {
+	kept := m.handed[:0]
+	for _, d := range m.handed {
+		switch {
+		case d.b.e.generation != d.b.generation: // ended otherwise
+		case d.at.Before(began):
+			m.t.ledger.end(d.b.e)
+			n++
+		default:
+			kept = append(kept, d)
+		}
+	}
+	clear(m.handed[len(kept):])
+	m.handed = kept
+	return n
+}
+
+// assumedPrefillRate is what an endpoint computes until it has shown its own, in
+// uncached tokens a second. A guess: between an 8B model on one A100 as the
+// article has it (5,000) and on one H100 (50,000).
+const assumedPrefillRate = 8000
+
+// prefillRate is how many uncached prompt tokens a second the endpoint gets
+// through, from the request's arrival to its first token, waiting included.
+// t.mu is held.
+func (m *Member) prefillRate() float64 {
+	if m.rate > 0 {
+		return m.rate
+	}
+	return assumedPrefillRate
+}
+
+// learnRate compares the counters with the last reading's: uncached tokens over
+// the sum of times to first token. A new value counts for three tenths. Counters
+// that have fallen belong to a restarted engine and start anew. t.mu is held.
+func (m *Member) learnRate(l *epp.Load) {
+	tokens := (l.PromptTokens.Value - l.CachedTokens.Value) - (m.totals.PromptTokens.Value - m.totals.CachedTokens.Value)
+	seconds := l.FirstTokenSeconds.Value - m.totals.FirstTokenSeconds.Value
+	known := l.PromptTokens.Known && l.CachedTokens.Known && l.FirstTokenSeconds.Known && m.totals.FirstTokenSeconds.Known
+	m.totals = epp.Load{PromptTokens: l.PromptTokens, CachedTokens: l.CachedTokens, FirstTokenSeconds: l.FirstTokenSeconds}
+	if !known || tokens <= 0 || seconds <= 0 {
+		return
+	}
+	shown := tokens / seconds
+	if m.rate == 0 {
+		m.rate = shown
+	}
+	m.rate += 0.3 * (shown - m.rate)
 }
 
 // learnSlots keeps the most that ran while others waited: then every slot was

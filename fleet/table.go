@@ -107,6 +107,12 @@ func (t *Table) leave(m *Member) {
 		t.members[i].pos = i
 	}
 	m.pos = -1
+	for _, d := range m.handed { // no reading will come to end them
+		if d.b.e.generation == d.b.generation {
+			t.ledger.end(d.b.e)
+		}
+	}
+	m.handed = nil
 	m.setModels(nil)
 	m.forgetAdapters()
 	t.listed.Remove(m.endpoint.Slot)
@@ -138,6 +144,7 @@ type Choose func(v epp.View) (index, uncachedTokens int)
 func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.ledger.releaseDue(now)
 	i, tokens := choose(t.view(q))
 	if i < 0 {
 		return Booking{}, false

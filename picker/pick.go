@@ -23,6 +23,25 @@ type Incoming struct {
 	Body []byte
 	// Subset, if not nil, names the only addresses the request may go to.
 	Subset []string
+	// Sight is what the edge will see of the answer.
+	Sight Sight
+}
+
+// Sight says what of an answer passes its edge, and so how a booking is released.
+type Sight uint8
+
+// The sights. What is not seen is replaced: the first token by the time that the
+// endpoint takes for the uncached tokens at the rate it has shown, the end by
+// the endpoint's next reading, which counts the request itself.
+const (
+	SeesAll     Sight = iota // headers, every byte, the end
+	SeesEnd                  // headers and the end
+	SeesHeaders              // headers alone
+)
+
+// String returns the sight's name as records and logs show it.
+func (s Sight) String() string {
+	return [...]string{"all", "end", "headers", "sight(3)"}[s&3]
 }
 
 // Outcome says how a request ended, as its edge saw it.
@@ -48,6 +67,9 @@ func (o Outcome) String() string {
 type Pick struct {
 	// Endpoint is where the request goes.
 	Endpoint epp.Endpoint
+	// Fallbacks are the next best endpoints, best first, as many as
+	// Options.Fallbacks asks for and the pool has: for a gateway that walks a list.
+	Fallbacks []epp.Endpoint
 	// Body is what to send: Incoming.Body, with only the model's name replaced
 	// where a rule says so.
 	Body []byte
@@ -56,6 +78,7 @@ type Pick struct {
 
 	owner     *Picker
 	s         *scratch
+	sight     Sight
 	timings   decision.Timings
 	tokenNote string
 
@@ -89,11 +112,18 @@ func (p *Pick) Next(failed Outcome) bool {
 	return p.decide(context.Background()) == nil
 }
 
+// Served tells which address has served the request, where that may be another
+// than was picked: the booking moves there.
+func (p *Pick) Served(address string) {
+	p.booking.Served(address)
+	p.owner.opt.Ring.Served(p.seq, address)
+}
+
 // ResponseHeader tells the status and headers of the endpoint's answer.
 func (p *Pick) ResponseHeader(status int, contentType, contentEncoding string) {
 	p.status = status
 	p.booking.Answered()
-	if contentEncoding == "" || contentEncoding == "identity" {
+	if p.sight == SeesAll && (contentEncoding == "" || contentEncoding == "identity") {
 		p.answer = openai.NewAnswer(contentType)
 	}
 }
@@ -123,7 +153,11 @@ func (p *Pick) End(o Outcome) {
 		return
 	}
 	p.ended = true
-	p.booking.End()
+	if p.sight == SeesHeaders && o == Served {
+		p.booking.HandOver(p.owner.opt.Now())
+	} else {
+		p.booking.End()
+	}
 	if p.answer != nil && o == Served {
 		p.answer.End()
 	}

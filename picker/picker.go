@@ -69,6 +69,8 @@ type Options struct {
 	// Models are the names that the configuration gives a meaning. They win over
 	// what endpoints list.
 	Models map[string]ModelRule
+	// Fallbacks is how many further endpoints a Pick names.
+	Fallbacks int
 	// Ring keeps the records. Nil: one of the default size.
 	Ring *decision.Ring
 	// Log gets the three log points of every request. Nil: none.
@@ -129,7 +131,7 @@ type scratch struct {
 // if any, is an *epp.Error; nothing is booked then. The context bounds what may
 // wait; nothing does so far.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
-	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body}
+	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight}
 	pk.Request = epp.Request{
 		ID: in.ID, ClientID: in.ClientID, Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
 	}
@@ -293,6 +295,10 @@ func (pk *Pick) decide(ctx context.Context) error {
 			return -1, 0
 		}
 		pk.Endpoint = v.Endpoints[i]
+		pk.Fallbacks = pk.Fallbacks[:0]
+		for _, k := range route.Ranked(rec, p.opt.Fallbacks) {
+			pk.Fallbacks = append(pk.Fallbacks, v.Endpoints[k])
+		}
 		pk.predicted = rec.Candidates[i].CachedTokens(len(r.Tokens))
 		return i, len(r.Tokens) - pk.predicted
 	})
@@ -305,6 +311,9 @@ func (pk *Pick) decide(ctx context.Context) error {
 		return err
 	}
 	pk.booking = booking
+	if pk.sight != SeesAll {
+		booking.ReleaseTokensByRate(now)
+	}
 	return nil
 }
 
@@ -314,7 +323,7 @@ func (pk *Pick) describe(rec *decision.Record) {
 	rec.RequestID, rec.ClientID, rec.Path = r.ID, r.ClientID, r.Path
 	rec.Model, rec.Target, rec.Adapter = r.Model, r.Target, r.Adapter
 	rec.PromptTokens, rec.TokenSource, rec.TokenNote = len(r.Tokens), r.TokenSource, pk.tokenNote
-	rec.Timings, rec.Attempt = pk.timings, pk.attempt+1
+	rec.Timings, rec.Attempt, rec.Sight = pk.timings, pk.attempt+1, pk.sight.String()
 	if len(pk.s.sizes) > 0 {
 		rec.BlockTokens = pk.s.sizes[0]
 		rec.BlockedTokens = len(pk.s.chains[0]) * pk.s.sizes[0]

@@ -224,6 +224,27 @@ func better(rec *decision.Record, i, k int) bool {
 	return a.Name < b.Name
 }
 
+// Ranked returns the indexes of up to n admitted candidates after the chosen
+// one, best first.
+func Ranked(rec *decision.Record, n int) []int {
+	if n <= 0 {
+		return nil
+	}
+	var order []int
+	for i := range rec.Candidates {
+		if i != rec.Chosen && rec.Candidates[i].Excluded == decision.Admitted {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(i, k int) int {
+		if better(rec, i, k) {
+			return -1
+		}
+		return 1
+	})
+	return order[:min(n, len(order))]
+}
+
 // tieHash spreads names over the seed's order: FNV-1a from the seed, finished
 // by SplitMix64's mixer so that near names and near seeds fall apart.
 func tieHash(seed uint64, name string) uint64 {

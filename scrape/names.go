@@ -8,6 +8,11 @@ type Names struct {
 	Running []string // requests that run; gauge
 	KVUsage []string // fraction of the KV cache in use, 0–1; gauge
 
+	// Counters since the engine's start that not every engine has: tokens of all
+	// prompts, those of them that were cached, and the sum of all times to first
+	// token in seconds.
+	PromptTokens, CachedTokens, FirstTokenSeconds string
+
 	// Adapters has its facts in labels and the time of the last change as value;
 	// of several series the one with the greatest value counts, for an engine
 	// never removes one.
@@ -33,6 +38,10 @@ var VLLM = Names{
 	Waiting: []string{"vllm:num_requests_waiting"},
 	Running: []string{"vllm:num_requests_running"},
 	KVUsage: []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"},
+
+	PromptTokens:      "vllm:prompt_tokens_total",
+	CachedTokens:      "vllm:prompt_tokens_cached_total",
+	FirstTokenSeconds: "vllm:time_to_first_token_seconds_sum",
 
 	Adapters:        "vllm:lora_requests_info",
 	RunningAdapters: "running_lora_adapters",

@@ -16,6 +16,9 @@ const (
 	// maxRequests is the most requests that an engine is believed to hold. A
 	// guess, far above any: a larger number is a fault of the page.
 	maxRequests = 1e9
+	// maxCounter bounds what an engine has counted since its start, tokens or
+	// seconds: above it a float64 counts no longer in ones.
+	maxCounter = 1 << 53
 	// A usage above 1 is a fault of rounding up to maxRounding, and then counts as
 	// 1; above it is no fraction.
 	maxRounding = 1.5
@@ -97,6 +100,7 @@ type parser struct {
 	faults []error
 
 	waiting, running, usage [maxNames]sum
+	counters                [3]sum // as counterNames
 	awake                   sum
 	cache                   [2]sum // tokens of a block, blocks
 
@@ -122,6 +126,12 @@ func (p *parser) line(line []byte, whole bool) {
 	for i, name := range p.names.KVUsage[:min(len(p.names.KVUsage), maxNames)] {
 		if rest, ok := series(line, name); ok {
 			p.gauge(&p.usage[i], name, rest, whole, maxRounding)
+			return
+		}
+	}
+	for i, name := range p.counterNames() {
+		if rest, ok := series(line, name); ok {
+			p.gauge(&p.counters[i], name, rest, whole, maxCounter)
 			return
 		}
 	}
@@ -327,6 +337,10 @@ func (p *parser) sleep(rest []byte, whole bool) {
 	p.awake.add(v, err == nil)
 }
 
+func (p *parser) counterNames() [3]string {
+	return [3]string{p.names.PromptTokens, p.names.CachedTokens, p.names.FirstTokenSeconds}
+}
+
 // finish turns what was read into the page's Load.
 func (p *parser) finish() {
 	l := &p.out.Load
@@ -335,6 +349,12 @@ func (p *parser) finish() {
 	l.KVUsage = epp.Gauge{}
 	if s := p.first(p.usage[:], p.names.KVUsage); s != nil && !s.bad {
 		l.KVUsage = epp.Known(min(s.most, 1))
+	}
+	for i, to := range [3]*epp.Gauge{&l.PromptTokens, &l.CachedTokens, &l.FirstTokenSeconds} {
+		*to = epp.Gauge{}
+		if s := p.counters[i]; s.count > 0 && !s.bad {
+			*to = epp.Known(s.value)
+		}
 	}
 	l.BlockTokens, l.Blocks = 0, 0
 	if s := p.cache[0]; s.count > 0 && !s.bad {

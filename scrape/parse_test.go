@@ -232,3 +232,24 @@ func BenchmarkParse(b *testing.B) {
 		}
 	}
 }
+
+// TestCounters: the counters of a captured page, and none on a page without.
+func TestCounters(t *testing.T) {
+	page, err := os.ReadFile("testdata/pages/lora_load1.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p scrape.Page
+	if err := scrape.Parse(page, scrape.VLLM, "", &p); err != nil {
+		t.Fatal(err)
+	}
+	if p.Load.PromptTokens != epp.Known(1150) || !p.Load.CachedTokens.Known || p.Load.FirstTokenSeconds.Value <= 0 {
+		t.Errorf("%+v", p.Load)
+	}
+	if err := scrape.Parse([]byte("vllm:num_requests_waiting 0\n"), scrape.VLLM, "", &p); err != nil {
+		t.Fatal(err)
+	}
+	if p.Load.PromptTokens.Known || p.Load.CachedTokens.Known || p.Load.FirstTokenSeconds.Known {
+		t.Errorf("counters of another page are kept: %+v", p.Load)
+	}
+}
