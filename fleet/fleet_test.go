@@ -3,7 +3,9 @@ package fleet_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -136,10 +138,11 @@ func TestCaseD4FlapLeavesNoDebt(t *testing.T) {
 	var fresh []fleet.Booking
 	for range 3 {
 		fresh = append(fresh, book(t, tab, "a", 5))
+		fresh = append(fresh, book(t, tab, "b", 5))
 	}
 	for _, b := range old {
-		if got := inFlight(tab)["a"]; got != [2]int{3, 15} {
-			t.Fatalf("in flight %v, want 3", got)
+		if got := inFlight(tab); got["a"] != [2]int{3, 15} || got["a"] != got["b"] { // so a is not favoured
+			t.Fatalf("in flight %v, want 3 each", got)
 		}
 		b.End()
 	}
@@ -259,16 +262,76 @@ func TestSlotsAreLearnt(t *testing.T) {
 func TestSleepIsNoHealth(t *testing.T) {
 	tab := fleet.New(fleet.Options{})
 	a := join(tab, "a")[0]
-	a.SetHealth(0.8)
-	a.SetHealth(7) // no health: changes nothing
+	b := book(t, tab, "a", 1)
+	b.Judge(start, fleet.Bad)
+	b.End()
 	for _, step := range []struct {
 		asleep bool
 		want   float64
-	}{{true, 0}, {false, 0.8}} {
+	}{{true, 0}, {false, 0.75}} {
 		a.Load(0, start, epp.Load{Asleep: step.asleep})
 		if got := tab.Snapshot()[0].Signals.Health; got != step.want {
 			t.Errorf("asleep %v: health %v, want %v", step.asleep, got, step.want)
 		}
+	}
+}
+
+// TestOutcomesLeaveOutHalfThePool: endpoints that fail are left out after three
+// failures, but never more than half of the pool; one comes back by a single
+// request at a time, and at once when a reading reaches it again.
+func TestOutcomesLeaveOutHalfThePool(t *testing.T) {
+	tab := fleet.New(fleet.Options{})
+	ms := join(tab, "a", "b", "c")
+	fail := func(name string, times int) {
+		for range times {
+			b := book(t, tab, name, 1)
+			b.Judge(start, fleet.Bad)
+			b.End()
+		}
+	}
+	health := func(at time.Time) (h [3]float64) {
+		tab.Pick(fleet.Query{}, at, func(v epp.View) (int, int) {
+			for i := range v.Signals {
+				h[i] = math.Round(100*v.Signals[i].Health) / 100
+			}
+			return -1, 0
+		})
+		return h
+	}
+	fail("a", 3)
+	fail("b", 9)
+	if got := health(start); got != [3]float64{0, 0.3, 1} {
+		t.Errorf("health %v: a is out, b would be more than half of the pool", got)
+	}
+	later := start.Add(time.Second)
+	if got := health(later); got != [3]float64{1, 0.32, 1} {
+		t.Errorf("health %v: a try is due at a", got)
+	}
+	try := book(t, tab, "a", 1)
+	if got := health(later); got != [3]float64{0, 0.32, 1} {
+		t.Errorf("health %v: one try at a time", got)
+	}
+	try.Judge(later, fleet.Good)
+	try.End()
+	if got := health(later); got != [3]float64{0.5, 0.32, 1} {
+		t.Errorf("health %v: a has come back", got)
+	}
+	for range 3 { // nobody listens at c: its page is refused
+		ms[2].Failed(later, fmt.Errorf("page: %w", syscall.ECONNREFUSED))
+	}
+	ms[1].Failed(later, errors.New("status 500")) // a page that is not there says nothing of requests
+	if got := health(later); got != [3]float64{0.5, 0.32, 0} {
+		t.Errorf("health %v: c refuses connections", got)
+	}
+	ms[2].Load(0, later, epp.Load{})
+	if got := health(later); got != [3]float64{0.5, 0.32, 1} {
+		t.Errorf("health %v: c was reached, a try is due", got)
+	}
+	try = book(t, tab, "c", 1)
+	try.Judge(later, fleet.Good)
+	try.End()
+	if got := health(later.Add(time.Minute)); got != [3]float64{1, 1, 1} {
+		t.Errorf("health %v: what was held against them has faded", got)
 	}
 }
 
@@ -278,8 +341,8 @@ func TestSleepIsNoHealth(t *testing.T) {
 func TestModels(t *testing.T) {
 	tab := fleet.New(fleet.Options{})
 	ms := join(tab, "a", "b", "c")
-	if _, _, listed := tab.Model("base"); listed {
-		t.Error("listed before any list was seen")
+	if _, _, complete := tab.Model("base"); complete {
+		t.Error("complete before any list was seen")
 	}
 	ms[0].Models([]epp.Model{{Name: "base"}, {Name: "sql", Parent: "base"}})
 	ms[1].Models([]epp.Model{{Name: "base"}})
@@ -299,8 +362,12 @@ func TestModels(t *testing.T) {
 			t.Errorf("%q: %s", model, diff)
 		}
 	}
-	if m, found, listed := tab.Model("sql"); !found || !listed || m.Parent != "base" {
-		t.Errorf("sql: %+v, %v, %v", m, found, listed)
+	if m, found, complete := tab.Model("sql"); !found || complete || m.Parent != "base" {
+		t.Errorf("sql: %+v, %v, %v: c's list is not known", m, found, complete)
+	}
+	ms[2].Models(nil)
+	if _, found, complete := tab.Model("other"); found || !complete {
+		t.Errorf("other: %v, %v: every list is known", found, complete)
 	}
 	ms[0].Leave()
 	if _, found, _ := tab.Model("sql"); found {

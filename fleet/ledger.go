@@ -188,6 +188,39 @@ func (b Booking) FirstToken() {
 	b.change(func(e *entry) { e.tokens = 0 })
 }
 
+// Verdict says what the end of a request says of its endpoint.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Undecided Verdict = iota // nothing: the client left, or its own fault was answered
+	Good                     // it was answered well
+	Bad                      // it was refused, broken off, let time out, or answered with a 5xx
+)
+
+// Judge tells what was seen of the request, for the health of its endpoint's health: when
+// its answer begins, and before its end where that is another.
+func (b Booking) Judge(now time.Time, v Verdict) {
+	if b.t == nil {
+		return
+	}
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
+	if b.e.generation != b.generation || b.e.m.pos < 0 {
+		return
+	}
+	switch m := b.e.m; v {
+	case Good:
+		m.outcomes.Served(now)
+		m.rateHealth(now)
+	case Bad:
+		m.failed(now)
+	default:
+		m.outcomes.Undecided()
+		m.rateHealth(now)
+	}
+}
+
 // End releases the booking. It returns false where that had happened before: by
 // an earlier End, a Move, or the bound.
 func (b Booking) End() bool {
@@ -224,6 +257,7 @@ func (t *Table) Expire(now time.Time) int {
 	t.ledger.releaseDue(now)
 	n := 0
 	for e := t.ledger.oldest; e != nil && now.Sub(e.at) > t.opt.BookingBound; e = t.ledger.oldest {
+		e.m.outcomes.Undecided()
 		t.ledger.end(e)
 		n++
 	}

@@ -1,10 +1,13 @@
 package fleet
 
 import (
+	"errors"
 	"slices"
+	"syscall"
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/health"
 	"epp.internal/epp/kvindex"
 )
 
@@ -21,9 +24,10 @@ type Member struct {
 	pos  int         // place in the view; −1 after Leave
 	last epp.Signals // the counters after Leave
 
-	// health is as set, asleep as reported; Signals.Health is 0 while asleep.
-	health float64
-	asleep bool
+	// outcomes is the health by how requests and readings ended, asleep as
+	// reported; Signals.Health is what a decision sees of both.
+	outcomes health.State
+	asleep   bool
 	// lost is what Incomplete said.
 	lost bool
 
@@ -65,14 +69,11 @@ func (m *Member) signals() *epp.Signals {
 // blocks leave the index. Requests in flight go on and end in its own ledger.
 // Leaving twice is once.
 func (m *Member) Leave() {
+	m.blocks.Close() // before the slot is free for another
 	m.t.mu.Lock()
-	gone := m.pos < 0
-	if !gone {
+	defer m.t.mu.Unlock()
+	if m.pos >= 0 {
 		m.t.leave(m)
-	}
-	m.t.mu.Unlock()
-	if !gone {
-		m.blocks.Close()
 	}
 }
 
@@ -121,7 +122,8 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	}
 	m.learnSlots(s)
 	m.asleep = l.Asleep
-	m.rateHealth()
+	m.outcomes.Reached(began)
+	m.rateHealth(began)
 	if l.MaxAdapters > 0 {
 		m.maxAdapters = l.MaxAdapters
 	}
@@ -207,8 +209,31 @@ func (m *Member) Models(models []epp.Model) {
 }
 
 // Failed tells that a reading could not be had. The last one stays in use; its
-// age tells.
-func (m *Member) Failed(now time.Time, err error) {}
+// age tells. A refused connection says more: nobody listens there, so no request
+// would be served either.
+func (m *Member) Failed(now time.Time, err error) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	if m.pos >= 0 && errors.Is(err, syscall.ECONNREFUSED) {
+		m.failed(now)
+	}
+}
+
+// failed counts a failure, and leaves the endpoint out if that is due and at most
+// half of the pool is. t.mu is held.
+func (m *Member) failed(now time.Time) {
+	out := 0
+	for _, o := range m.t.ailing {
+		if o.outcomes.Out() {
+			out++
+		}
+	}
+	m.outcomes.Failed(now, 2*(out+1) <= len(m.t.members))
+	if !slices.Contains(m.t.ailing, m) {
+		m.t.ailing = append(m.t.ailing, m)
+	}
+	m.rateHealth(now)
+}
 
 // setModels replaces the list of models. t.mu is held.
 func (m *Member) setModels(models []epp.Model) {
@@ -261,21 +286,10 @@ func (m *Member) forgetAdapters() {
 	m.adapters = nil
 }
 
-// SetHealth sets the endpoint's health, a number in [0, 1]; another number
-// changes nothing.
-func (m *Member) SetHealth(h float64) {
-	m.t.mu.Lock()
-	defer m.t.mu.Unlock()
-	if h >= 0 && h <= 1 {
-		m.health = h
-		m.rateHealth()
-	}
-}
-
 // rateHealth writes the health that a decision sees. An engine that was put to
 // sleep answers nothing, so it has none. t.mu is held.
-func (m *Member) rateHealth() {
-	m.signals().Health = m.health
+func (m *Member) rateHealth(now time.Time) {
+	m.signals().Health = m.outcomes.Score(now)
 	if m.asleep {
 		m.signals().Health = 0
 	}

@@ -36,6 +36,9 @@ type Table struct {
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
+	// ailing are the members against which outcomes are held: their health
+	// changes with time.
+	ailing []*Member
 
 	// holders[slot] is the slot's last member; nil where it is free.
 	holders    []*Member
@@ -76,7 +79,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	defer t.mu.Unlock()
 	t.generation++
 	e.Slot, e.Generation = t.freeSlot(), t.generation
-	m := &Member{t: t, endpoint: e, pos: len(t.members), health: 1, lost: true}
+	m := &Member{t: t, endpoint: e, pos: len(t.members), lost: true}
 	m.blocks = t.opt.Index.Endpoint(e.Slot)
 	t.holders[e.Slot] = m
 	t.members = append(t.members, m)
@@ -107,6 +110,7 @@ func (t *Table) leave(m *Member) {
 		t.members[i].pos = i
 	}
 	m.pos = -1
+	t.ailing = slices.DeleteFunc(t.ailing, func(o *Member) bool { return o == m })
 	for _, d := range m.handed { // no reading will come to end them
 		if d.b.e.generation == d.b.generation {
 			t.ledger.end(d.b.e)
@@ -145,15 +149,27 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ledger.releaseDue(now)
+	if len(t.ailing) > 0 {
+		t.recover(now)
+	}
 	i, tokens := choose(t.view(q))
 	if i < 0 {
 		return Booking{}, false
 	}
 	m := t.members[i]
+	m.outcomes.Sent()
 	if q.Adapter != "" {
 		m.touchAdapter(q.Adapter)
 	}
 	return t.ledger.add(m, tokens, now), true
+}
+
+// recover brings the health of ailing members up to date. t.mu is held.
+func (t *Table) recover(now time.Time) {
+	for _, m := range t.ailing {
+		m.rateHealth(now)
+	}
+	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) })
 }
 
 // view shows the table to choose. t.mu is held.
@@ -181,13 +197,17 @@ func anySlot(ss epp.Slots) bool {
 	return slices.ContainsFunc(ss, func(w uint64) bool { return w != 0 })
 }
 
-// Model looks a name up in the endpoints' own lists. listed is false where no
-// endpoint has shown its list yet: then nothing is known of any name.
-func (t *Table) Model(name string) (m epp.Model, found, listed bool) {
+// Model looks a name up in the endpoints' own lists. complete is false where the
+// list of some endpoint is not known: then a name that is not found may be its.
+func (t *Table) Model(name string) (m epp.Model, found, complete bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m, found = t.models[name]
-	return m, found, anySlot(t.listed)
+	complete = len(t.endpoints) > 0
+	for i := range t.endpoints {
+		complete = complete && t.listed.Has(t.endpoints[i].Slot)
+	}
+	return m, found, complete
 }
 
 // Models returns every model that some endpoint lists, sorted by name.
@@ -248,16 +268,19 @@ type State struct {
 // Snapshot returns the state of every endpoint, in the order they joined.
 func (t *Table) Snapshot() []State {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	out := make([]State, len(t.members))
-	for i, m := range t.members {
+	members := slices.Clone(t.members)
+	out := make([]State, len(members))
+	for i, m := range members {
 		out[i] = State{
 			Endpoint: m.endpoint,
 			Signals:  t.signals[i],
-			Blocks:   m.blocks.Blocks(),
 			Adapters: slices.Clone(m.adapters),
 			Listed:   t.listed.Has(m.endpoint.Slot),
 		}
+	}
+	t.mu.Unlock()
+	for i, m := range members { // the index may be busy, and a pick must not wait for it
+		out[i].Blocks = m.blocks.Blocks()
 	}
 	return out
 }
