@@ -96,8 +96,6 @@ type Endpoint struct {
 	// its replay socket, where they are not on the pool's common ports.
 	Events string `json:"events"`
 	Replay string `json:"replay"`
-	// Labels are free; scorers of one's own can read them.
-	Labels map[string]string `json:"labels"`
 }
 
 // UnmarshalText reads the short form, an address alone.
@@ -108,8 +106,8 @@ func (e *Endpoint) UnmarshalText(text []byte) error {
 
 // Load says how busy an endpoint is.
 type Load struct {
-	// Source is what the load factor counts: "requests" (default), "tokens",
-	// "kv" or "gpu".
+	// Source is what the load factor counts: "requests" (default), "tokens"
+	// or "kv".
 	Source decision.LoadSource `json:"source"`
 	// MaxRunning is how many requests an engine runs at once. Default 0: learnt,
 	// and 32 as the divisor of the load. Range 0–65,536.
@@ -167,7 +165,7 @@ type KVEvents struct {
 	// in common.
 	Port int `json:"port"`
 	// ReplayPort is the port on which an engine repeats events that were
-	// missed. Default 0: it has none, and a gap clears the endpoint.
+	// missed. Default 0: it has none, and a gap leaves the endpoint incomplete.
 	ReplayPort int `json:"replayPort"`
 	// Topic is the prefix that a message's topic must have. Default "": all.
 	Topic string `json:"topic"`

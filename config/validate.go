@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -26,7 +27,7 @@ var (
 	builtinScorers = []string{
 		decision.CacheScorer, decision.LoadScorer, decision.QueueScorer, decision.HealthScorer, decision.AdapterScorer,
 	}
-	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV, decision.LoadGPU}
+	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV}
 	cacheSources = []string{CacheAuto, CacheEvents}
 	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
 	logLevels    = []string{"error", "warn", "info", "debug", "trace"}
@@ -131,10 +132,12 @@ func (v *validator) pool(c *Config) {
 		}
 		if e.Name != "" {
 			v.name(at+".name", e.Name)
-			if j, twice := names[e.Name]; twice {
-				v.fault(at+".name", "%s is also the name of pool.endpoints[%d]; names are unique", quote(e.Name), j)
+		}
+		if name := cmp.Or(e.Name, e.Address); name != "" {
+			if j, twice := names[name]; twice && (e.Name != "" || c.Pool.Endpoints[j].Name != "") {
+				v.fault(at+".name", "%s is also the name of pool.endpoints[%d]; names are unique", quote(name), j)
 			} else {
-				names[e.Name] = i
+				names[name] = i
 			}
 		}
 		if e.Events != "" {
@@ -293,6 +296,9 @@ func (v *validator) eventSource(c *Config) {
 
 // listen checks addresses that we open ourselves.
 func (v *validator) listen(l Listen) {
+	if l == (Listen{}) {
+		v.fault("listen", "names no address; nothing would be served")
+	}
 	taken := map[string]string{}
 	for _, a := range []struct{ path, address string }{
 		{"listen.proxy", l.Proxy}, {"listen.metrics", l.Metrics}, {"listen.extProc", l.ExtProc}, {"listen.health", l.Health},

@@ -38,7 +38,8 @@
 // making; anything else is a restart or an overrun buffer, and both mean reset, as
 // does a replay socket that says nothing.
 // Without a replay socket a reconnect is judged by number alone: below the next
-// expected one is a restart, above is a gap, equal is taken for a continuation.
+// expected one is a restart, above is a gap that may hide one, so both mean
+// reset; equal is taken for a continuation.
 // From the loss of the connection until that is settled the endpoint is
 // incomplete.
 //

@@ -243,6 +243,12 @@ func (s *sequencer) liveBatch(now time.Time, seq uint64, payload []byte) []step 
 	switch {
 	case s.phase == checking && !s.replays:
 		s.phase = flowing
+		if seq > s.next {
+			// Batches are missing from while there was no connection, and without
+			// them nothing tells this engine from a restarted one.
+			s.steps = append(s.steps, step{act: actGap, seq: seq, count: seq - s.next})
+			s.reset()
+		}
 		s.take(now, seq, payload)
 	case s.phase == flowing:
 		s.take(now, seq, payload)

@@ -48,10 +48,11 @@ type Metrics struct {
 	tokenizeSeconds, requestSeconds, ttft        prometheus.Histogram
 	scrapeSeconds                                prometheus.Histogram
 	candidates                                   prometheus.Gauge
-	staleRouting, kvGaps, kvRestarts             prometheus.Counter
+	kvGaps, kvRestarts                           prometheus.Counter
 	adapterLoads, decisions, unknown, prompts    *prometheus.CounterVec
 	requests, ended, retries, retriesDenied, cut *prometheus.CounterVec
-	scrapes, badValues                           *prometheus.CounterVec
+	scrapes, badValues, streams                  *prometheus.CounterVec
+	elsewhere                                    prometheus.Counter
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
 }
 
@@ -92,8 +93,6 @@ func (m *Metrics) registerDecisions(r prometheus.Registerer) {
 		"Microseconds from the prompt's tokens to the pick: look-up, filters, scores and choice.")
 	m.candidates = gauge(r, nameCandidates,
 		"Endpoints that passed all filters in the last decision; 0 while the pool is saturated.")
-	m.staleRouting = counter(r, nameStaleRouting,
-		"Picks made for cached blocks that were already gone.")
 	m.adapterLoads = counters(r, nameAdapterLoads,
 		"Picks of an endpoint on which the asked adapter was not resident.", "adapter")
 	m.decisions = counters(r, nameDecisions,
@@ -126,6 +125,11 @@ func (m *Metrics) registerRequests(r prometheus.Registerer) {
 
 // registerSignals makes what is counted of an endpoint's state on its way in.
 func (m *Metrics) registerSignals(r prometheus.Registerer) {
+	m.streams = counters(r, nameStreams,
+		"Streams of Envoy's external processing by how they ended and the modes of their bodies.", "outcome", "request_mode", "response_mode")
+	m.elsewhere = counter(r, nameElsewhere,
+		"Requests that the gateway sent to an endpoint it was not told.")
+
 	m.scrapes = counters(r, nameScrapes,
 		"Readings of engines' metrics by result.", "result")
 	m.scrapeSeconds = histogram(r, nameScrapeSeconds, shortSeconds,
@@ -191,10 +195,6 @@ func (m *Metrics) Ended(e *picker.Ending) {
 	}
 }
 
-// StaleRouting counts a pick that turned out to be made for blocks that were
-// already gone.
-func (m *Metrics) StaleRouting() { m.staleRouting.Inc() }
-
 // Answered counts a request's answer: the path as the API lists it, the status
 // that the client got, and how long it took in all.
 func (m *Metrics) Answered(path string, status int, elapsed time.Duration) {
@@ -216,6 +216,16 @@ func (m *Metrics) RetryDenied(reason string) {
 
 // CutOff counts an answer that broke off after its header was passed on.
 func (m *Metrics) CutOff(reason string) { m.cut.WithLabelValues(m.names.admit(reason)).Inc() }
+
+// Stream counts an ext_proc stream, which is one request, by how it ended and the
+// modes in which its bodies came. elsewhere is true where the gateway sent the
+// request to an endpoint that it was not told.
+func (m *Metrics) Stream(outcome, requestMode, responseMode string, elsewhere bool) {
+	m.streams.WithLabelValues(m.names.admit(outcome), m.names.admit(requestMode), m.names.admit(responseMode)).Inc()
+	if elsewhere {
+		m.elsewhere.Inc()
+	}
+}
 
 // Scraped counts one reading of an engine's metrics; err is why it failed.
 func (m *Metrics) Scraped(elapsed time.Duration, err error) {

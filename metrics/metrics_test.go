@@ -114,7 +114,6 @@ func TestPage(t *testing.T) {
 }
 
 func happens(m *Metrics) {
-	m.StaleRouting()
 	m.Answered("/v1/chat/completions", 200, 1500*time.Millisecond)
 	m.Answered("/v1/chat/completions", 499, time.Second)
 	m.Answered("other", 404, time.Millisecond)
@@ -130,6 +129,7 @@ func happens(m *Metrics) {
 	m.KVGap()
 	m.KVRestart()
 	m.KVReplay("complete")
+	m.Stream("served", "BUFFERED", "NONE", true)
 }
 
 func fleet(t *testing.T, input string) Snapshot {

@@ -7,7 +7,6 @@ const (
 	nameMatchRatio      = "epp_cache_match_ratio"
 	nameCandidates      = "epp_candidate_pods"
 	nameScoringLatency  = "epp_scoring_latency_us"
-	nameStaleRouting    = "epp_stale_cache_routing_total"
 	nameAdapterLoads    = "epp_adapter_loads_triggered_total"
 	nameDecisions       = "epp_routing_decisions_total"
 	nameCompositeScore  = "epp_composite_score"
@@ -22,6 +21,9 @@ const (
 	nameRetries        = "epp_retries_total"
 	nameRetriesDenied  = "epp_retries_denied_total"
 	nameCutOff         = "epp_answers_cut_off_total"
+
+	nameStreams   = "epp_ext_proc_streams_total"
+	nameElsewhere = "epp_served_elsewhere_total"
 
 	nameScrapes       = "epp_scrapes_total"
 	nameScrapeSeconds = "epp_scrape_duration_seconds"

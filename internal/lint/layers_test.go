@@ -141,7 +141,6 @@ var fixedMetrics = []string{
 	"epp_candidate_pods",
 	"epp_scoring_latency_us",
 	"epp_prefix_tree_nodes",
-	"epp_stale_cache_routing_total",
 	"epp_adapter_loads_triggered_total",
 	"epp_routing_decisions_total",
 	"epp_composite_score",
