@@ -77,19 +77,13 @@ type Body struct {
 	// MaxTokens is max_completion_tokens, else max_tokens; 0 where neither is
 	// there or of use.
 	MaxTokens int
-	// Prompts are the prompts of a body of form Completions, in order.
+	// Prompts are the prompts of a body of form Completions, Embeddings or Rerank,
+	// in order: each is computed, and cached, on its own.
 	Prompts []Prompt
 	// Root is the whole body, an object.
 	Root Value
 
 	src []byte
-}
-
-// Prompt is one prompt of a completions body: Tokens if the client sent token
-// IDs (then never nil), else Text.
-type Prompt struct {
-	Text   string
-	Tokens []uint32
 }
 
 // Read reads the body of a request to path, once. It keeps body, and all strings
@@ -99,7 +93,7 @@ type Prompt struct {
 // model_not_a_string, stream_not_a_boolean, salt_not_a_string, salt_empty,
 // messages_missing, messages_not_a_list, message_not_an_object, role_missing,
 // role_not_a_string, prompt_missing, prompt_empty, prompt_invalid,
-// prompt_token_invalid.
+// prompt_token_invalid, input_missing, input_empty, input_invalid.
 //
 // A body that only lacks its model (model_missing: no "model", null or "") is
 // returned beside the error, for a caller that has a model to put in its place
@@ -121,7 +115,7 @@ func Read(path string, body []byte) (*Body, error) {
 		return nil, epp.Errorf(epp.BadRequest, "body_not_an_object", "the body is %s: a JSON object is expected", k)
 	}
 	missing, fault := b.readModel()
-	for _, read := range []func(*Body) *epp.Error{(*Body).readFields, (*Body).readMessages, (*Body).readPrompts} {
+	for _, read := range []func(*Body) *epp.Error{(*Body).readFields, (*Body).readMessages, (*Body).readPrompts, (*Body).readInput} {
 		if fault == nil {
 			fault = read(b)
 		}
@@ -212,7 +206,7 @@ func (b *Body) readFields() *epp.Error {
 
 // readMessages checks the messages of a chat: a list of objects that have a role.
 func (b *Body) readMessages() *epp.Error {
-	if b.Form != Chat {
+	if b.Form != Chat && b.Form != Messages {
 		return nil
 	}
 	messages := b.Root.Get("messages")
@@ -244,64 +238,6 @@ func checkMessage(i int, m Value) *epp.Error {
 		return fieldError(param+".role", "role_missing", "%s has no role: \"system\", \"user\", \"assistant\" or \"tool\" is expected", param)
 	}
 	return fieldError(param+".role", "role_not_a_string", "%s.role is %s: \"system\", \"user\", \"assistant\" or \"tool\" is expected", param, role)
-}
-
-// readPrompts reads the prompt of a completion: a string, a list of token IDs, or
-// a list of either. A body with prompt_embeds needs none.
-func (b *Body) readPrompts() *epp.Error {
-	if b.Form != Completions {
-		return nil
-	}
-	v := b.Root.Get("prompt")
-	switch k := v.Kind(); {
-	case k == String:
-		b.Prompts = []Prompt{{Text: v.String()}}
-		return nil
-	case k == Missing || k == Null:
-		if b.Root.Get("prompt_embeds").Kind() > Null {
-			return nil
-		}
-		return fieldError("prompt", "prompt_missing", "the body has no prompt: a string or a list of token IDs is expected")
-	case k != List:
-		return fieldError("prompt", "prompt_invalid", "prompt is %s: a string, a list of token IDs or a list of these is expected", k)
-	case v.Len() == 0:
-		return fieldError("prompt", "prompt_empty", "prompt is an empty list: a string or a list of token IDs is expected")
-	}
-	if first := v.At(0); first.Kind() == Number {
-		tokens, err := tokenIDs("prompt", v)
-		b.Prompts = []Prompt{{Tokens: tokens}}
-		return err
-	}
-	b.Prompts = make([]Prompt, 0, v.Len())
-	for i, item := range v.Items() {
-		param := "prompt[" + strconv.Itoa(i) + "]"
-		switch k := item.Kind(); k {
-		case String:
-			b.Prompts = append(b.Prompts, Prompt{Text: item.String()})
-		case List:
-			tokens, err := tokenIDs(param, item)
-			if err != nil {
-				return err
-			}
-			b.Prompts = append(b.Prompts, Prompt{Tokens: tokens})
-		default:
-			return fieldError(param, "prompt_invalid", "%s is %s: a string or a list of token IDs is expected", param, k)
-		}
-	}
-	return nil
-}
-
-// tokenIDs reads a list of token IDs.
-func tokenIDs(param string, v Value) ([]uint32, *epp.Error) {
-	tokens := make([]uint32, 0, v.Len())
-	for i, item := range v.Items() {
-		n, ok := item.Int()
-		if !ok || item.Kind() != Number || n < 0 || n > 1<<31-1 {
-			return nil, fieldError(param, "prompt_token_invalid", "%s[%d] is %.40q: a token ID, a whole number from 0 on, is expected", param, i, item.Raw())
-		}
-		tokens = append(tokens, uint32(n))
-	}
-	return tokens, nil
 }
 
 // WithModel returns the body with another model's name: the value of the

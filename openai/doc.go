@@ -12,6 +12,13 @@
 //	}
 //	forward(b.WithModel("llama-3-8b-sql"))
 //
+// # Forms
+//
+// Completions, embeddings and reranks have prompts ([Body.Prompts]); Anthropic's
+// messages and OpenAI's responses are read as the chat that an engine makes of them
+// before it renders the prompt ([Body.AsChat]). Pictures and sound are known by what
+// refers to them ([Body.Media]).
+//
 // # What counts as JSON
 //
 // The scanner takes what Python's json.loads takes, since vLLM reads bodies

@@ -19,7 +19,7 @@ import (
 // testdata/read holds bodies and what is read of them, or the error that the
 // client gets. "cmd" is a path's form: chat, completions, other.
 func TestRead(t *testing.T) {
-	paths := map[string]string{"chat": "/v1/chat/completions", "completions": "/v1/completions", "other": "/v1/embeddings"}
+	paths := map[string]string{"chat": "/v1/chat/completions", "completions": "/v1/completions", "other": "/pooling", "embeddings": "/v1/embeddings", "rerank": "/v1/rerank", "messages": "/v1/messages"}
 	datadriven.RunTest(t, "testdata/read", func(t *testing.T, d *datadriven.TestData) string {
 		body := []byte(d.Input)
 		if d.HasArg("raw") {
@@ -38,7 +38,7 @@ func TestRead(t *testing.T) {
 		if b != nil && err == nil {
 			fmt.Fprintf(&out, "model=%q stream=%v usage=%v salt=%q max=%d\n", b.Model, b.Stream, b.IncludeUsage, b.Salt, b.MaxTokens)
 			for _, p := range b.Prompts {
-				fmt.Fprintf(&out, "prompt %q %v\n", p.Text, p.Tokens)
+				fmt.Fprintf(&out, "prompt %q %q %v opaque=%v\n", p.Text, p.Pair, p.Tokens, p.Opaque)
 			}
 		}
 		if b != nil {
@@ -72,7 +72,7 @@ func TestReadIsBounded(t *testing.T) {
 		}
 	}
 	atLimit := `{"model":"m","x":` + strings.Repeat("[", openai.MaxDepth-1) + strings.Repeat("]", openai.MaxDepth-1) + `}`
-	if _, err := openai.Read("/v1/embeddings", []byte(atLimit)); err != nil {
+	if _, err := openai.Read("/pooling", []byte(atLimit)); err != nil {
 		t.Errorf("%d levels: %v", openai.MaxDepth, err)
 	}
 	numbers := `{"model":"m","prompt":[` + strings.Repeat(`7,`, 1_000_000) + `7]}`

@@ -12,4 +12,23 @@
 //	defer p.End(outcome)
 //
 // The clock, the source of seeds and the logger come in with [Options].
+//
+// # Where a prompt's tokens come from
+//
+// The first of these that can: the token IDs that the client sent; the model's
+// own tokenizer ([Options.Tokenizer]); an engine's ([Options.AskEngine]), for which
+// a request waits 20 ms at most, and which is left alone for a while when it is
+// slow or broken; and, where [Options.Learn] is set, the prompt's bytes, which match
+// our own earlier picks alone. Which one it was, and why, is in the record, and no
+// failure of any of them is the client's.
+//
+// Each prompt of a list is matched on its own: the ratio is matched tokens of all
+// over blocked tokens of all. Pictures and sound are never fetched: what stands
+// before the first one matches an engine's blocks, what comes behind it our own
+// earlier picks.
+//
+// # Compressed bodies
+//
+// A gzip or zstd body is decoded within a bound, and the decoded body is sent,
+// since vLLM reads no other; [Options.ForwardEncoded] sends it on as it came.
 package picker

@@ -13,6 +13,23 @@ import (
 // weights' intermediates.
 const LevelTrace = slog.LevelDebug - 4
 
+// logSources warns, once, of a policy that rates what nobody tells.
+func (p *Picker) logSources() {
+	for _, w := range p.opt.Policy.Settings.Weights {
+		if w.Name != decision.CacheScorer || w.Value == 0 {
+			continue
+		}
+		switch {
+		case p.opt.Tokenizer == nil && p.opt.AskEngine == nil && !p.opt.Learn:
+			p.opt.Log.Warn("no data for a scorer", "scorer", w.Name, "weight", w.Value,
+				"detail", "no tokenizer, no engine to ask and no learning: only prompts sent as token IDs can match")
+		case p.opt.Learn:
+			p.opt.Log.Warn("approximate mode", "scorer", w.Name,
+				"detail", "what endpoints have cached is guessed from our own picks", "ttl", p.opt.LearnTTL)
+		}
+	}
+}
+
 // logReceived is the first log point: what the request asks. No prompt text, at
 // any level.
 func (pk *Pick) logReceived(log *slog.Logger) {
@@ -114,6 +131,9 @@ func (pk *Pick) logTrace(ctx context.Context, log *slog.Logger, rec *decision.Re
 		return
 	}
 	for i, size := range pk.s.sizes {
+		if len(pk.s.prompts) != 1 {
+			break // the match counts all prompts together
+		}
 		for k, hash := range pk.s.chains[i] {
 			var holders []string
 			for c := range rec.Candidates {

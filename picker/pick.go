@@ -17,7 +17,8 @@ type Incoming struct {
 	Method       string
 	// Path is the URL's path without the query.
 	Path string
-	// ContentEncoding is the header's value; empty or "identity" is a plain body.
+	// ContentEncoding is the header's value; empty or "identity" is a plain
+	// body, "gzip" and "zstd" are decoded.
 	ContentEncoding string
 	// Body is the whole body. The Pick keeps it until End.
 	Body []byte
@@ -70,9 +71,12 @@ type Pick struct {
 	// Fallbacks are the next best endpoints, best first, as many as
 	// Options.Fallbacks asks for and the pool has: for a gateway that walks a list.
 	Fallbacks []epp.Endpoint
-	// Body is what to send: Incoming.Body, with only the model's name replaced
-	// where a rule says so.
-	Body []byte
+	// Body is what to send: Incoming.Body, decoded if it came compressed (see
+	// Options.ForwardEncoded), with only the model's name replaced where a rule
+	// says so. BodyEncoding is the Content-Encoding to send with it, empty for
+	// none: the client's own header goes.
+	Body         []byte
+	BodyEncoding string
 	// Request is what routing read of it. Its tokens are valid until End.
 	Request epp.Request
 
@@ -81,6 +85,12 @@ type Pick struct {
 	sight     Sight
 	timings   decision.Timings
 	tokenNote string
+	// promptTokens are what is matched: Request.Tokens, or what stands for them
+	// where byBytes is true.
+	promptTokens []uint32
+	byBytes      bool
+	learnt       bool // this prompt, by its endpoint
+	decoded      int  // bytes to give back
 
 	booking   fleet.Booking
 	seq       uint64 // of the record
@@ -97,6 +107,9 @@ type Pick struct {
 // Target is where the request goes, and what to send there.
 func (p *Pick) Target() (epp.Endpoint, []byte) { return p.Endpoint, p.Body }
 
+// Encoding is the Content-Encoding to send with the body, empty for none.
+func (p *Pick) Encoding() string { return p.BodyEncoding }
+
 // Next gives up the endpoint, for the reason failed says, and returns true with
 // Endpoint set to the next best one that was not tried, the booking moved to
 // it; or false where there is none, and nothing is booked any longer. The next
@@ -105,6 +118,7 @@ func (p *Pick) Next(failed Outcome) bool {
 	if p.ended {
 		return false
 	}
+	p.booking.Judge(p.owner.opt.Now(), fleet.Bad)
 	p.booking.End()
 	p.finish(failed)
 	p.tried = p.tried.Add(p.Endpoint.Slot)
@@ -123,9 +137,22 @@ func (p *Pick) Served(address string) {
 func (p *Pick) ResponseHeader(status int, contentType, contentEncoding string) {
 	p.status = status
 	p.booking.Answered()
+	p.booking.Judge(p.owner.opt.Now(), verdict(status))
 	if p.sight == SeesAll && (contentEncoding == "" || contentEncoding == "identity") {
 		p.answer = openai.NewAnswer(contentType)
 	}
+}
+
+// verdict is what an answer's status says of the endpoint: a 4xx is the request's
+// own fault.
+func verdict(status int) fleet.Verdict {
+	switch {
+	case status >= 500:
+		return fleet.Bad
+	case status >= 400:
+		return fleet.Undecided
+	}
+	return fleet.Good
 }
 
 // ResponseBody shows the next bytes of the answer, cut anywhere, as they pass.
@@ -143,6 +170,7 @@ func (p *Pick) sawToken() {
 	if p.firstToken.IsZero() && p.answer.FirstToken() {
 		p.firstToken = p.owner.opt.Now()
 		p.booking.FirstToken()
+		p.learn(p.Endpoint)
 	}
 }
 
@@ -153,6 +181,13 @@ func (p *Pick) End(o Outcome) {
 		return
 	}
 	p.ended = true
+	switch o {
+	case Refused, Reset, TimedOut:
+		p.booking.Judge(p.owner.opt.Now(), fleet.Bad)
+	case ClientGone, Undelivered:
+		p.booking.Judge(p.owner.opt.Now(), fleet.Undecided)
+	case Served: // judged by its status
+	}
 	if p.sight == SeesHeaders && o == Served {
 		p.booking.HandOver(p.owner.opt.Now())
 	} else {
@@ -160,6 +195,9 @@ func (p *Pick) End(o Outcome) {
 	}
 	if p.answer != nil && o == Served {
 		p.answer.End()
+	}
+	if o == Served && p.sight != SeesHeaders {
+		p.learn(p.Endpoint) // where its first token was not to be seen
 	}
 	p.finish(o)
 	p.free()
@@ -191,7 +229,8 @@ func (p *Pick) finish(o Outcome) {
 // free gives the scratch memory back.
 func (p *Pick) free() {
 	if p.s != nil {
-		p.Request.Tokens = nil
+		p.Request.Tokens, p.promptTokens = nil, nil
+		p.owner.decoder.release(p.decoded)
 		p.owner.scratch.Put(p.s)
 		p.s = nil
 	}

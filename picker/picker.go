@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -63,12 +64,40 @@ type Options struct {
 	Policy *route.Policy
 	// Key roots the block hashes; it is the one that Index was made with.
 	Key block.Key
-	// Tokenizer makes prompts into tokens. Nil: prompts are not tokenized, and
-	// no prompt matches unless the client sends token IDs.
+	// Tokenizer makes prompts into tokens. Nil: AskEngine is asked, and where
+	// that is nil too no prompt matches unless the client sends token IDs.
 	Tokenizer Tokenizer
+	// AskEngine has an engine tokenize the body of a request to path, "/tokenize"
+	// or "/v1/chat/completions/render", where Tokenizer is nil or says
+	// [chat.ErrNotRenderable]. It is called by many goroutines; a request waits
+	// for it no longer than AskBudget, default DefaultAskBudget, whatever it does.
+	// An *epp.Error of kind BadRequest says that the engine refuses the request.
+	AskEngine func(ctx context.Context, path string, body []byte) ([]uint32, error)
+	AskBudget time.Duration
+	// Learn is the approximate mode, for endpoints that tell nothing of their
+	// caches: a prompt counts as cached where one ran that began the same, from
+	// its first token on and for LearnTTL, default DefaultLearnTTL. LearnBlocks
+	// bounds what is remembered, default DefaultLearnBlocks. Prompts without
+	// tokens are told apart by their bytes. Where an edge sees no token, a whole
+	// answer teaches; where it sees headers alone, nothing does.
+	Learn       bool
+	LearnTTL    time.Duration
+	LearnBlocks int
 	// Models are the names that the configuration gives a meaning. They win over
-	// what endpoints list.
+	// what endpoints list. The rule of CatchAll holds for every name that neither
+	// knows, and for requests that name none.
 	Models map[string]ModelRule
+	// DefaultModel is the name that a request means which names no model. Empty:
+	// such a request is refused, unless there is a rule of CatchAll.
+	DefaultModel string
+	// MaxDecodedBytes bounds a compressed body once it is decoded, and
+	// MaxDecodedBytesTotal those of all requests in flight. 0:
+	// DefaultMaxDecodedBytes and DefaultMaxDecodedBytesTotal.
+	MaxDecodedBytes, MaxDecodedBytesTotal int
+	// ForwardEncoded sends a compressed body on as it came, if nothing in it
+	// changes: for engines that decode bodies. vLLM and SGLang don't, so by
+	// default the decoded body is sent.
+	ForwardEncoded bool
 	// Fallbacks is how many further endpoints a Pick names.
 	Fallbacks int
 	// Ring keeps the records. Nil: one of the default size.
@@ -81,12 +110,21 @@ type Options struct {
 	Seed func() uint64
 }
 
+// CatchAll is the name of the rule for all names that are not known.
+const CatchAll = "*"
+
 // Picker decides for every request of one pool. Its methods may be called by
 // any number of goroutines.
 type Picker struct {
 	opt     Options
 	policy  atomic.Pointer[route.Policy]
 	scratch sync.Pool // of *scratch
+	decoder decoder
+	asker   *asker   // nil: no engine is asked
+	learned *learned // nil: nothing is learned from our own picks
+
+	// joinsParts and mergesSystem are what the template does, found out once.
+	joinsParts, mergesSystem func() bool
 }
 
 // New returns a picker.
@@ -103,9 +141,17 @@ func New(opt Options) *Picker {
 	if opt.Seed == nil {
 		opt.Seed = rand.Uint64
 	}
-	p := &Picker{opt: opt}
+	opt.AskBudget = cmp.Or(opt.AskBudget, DefaultAskBudget)
+	opt.LearnTTL = cmp.Or(opt.LearnTTL, DefaultLearnTTL)
+	opt.LearnBlocks = cmp.Or(opt.LearnBlocks, DefaultLearnBlocks)
+	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt)}
+	p.decoder.each = cmp.Or(opt.MaxDecodedBytes, DefaultMaxDecodedBytes)
+	p.decoder.total = cmp.Or(opt.MaxDecodedBytesTotal, DefaultMaxDecodedBytesTotal)
+	p.joinsParts = sync.OnceValue(p.templateJoinsParts)
+	p.mergesSystem = sync.OnceValue(p.templateMergesSystem)
 	p.policy.Store(opt.Policy)
 	p.scratch.New = func() any { return new(scratch) }
+	p.logSources()
 	return p
 }
 
@@ -120,20 +166,23 @@ func NewID() string { return uuid.NewString() }
 
 // scratch is the memory of one request's pipeline, used again by later ones.
 type scratch struct {
-	tokens []uint32
-	sizes  []int
-	chains [][]uint64 // one per block size, as sizes
-	counts []uint32   // by slot
-	match  []epp.Match
+	tokens  []uint32 // of all prompts, one behind the other
+	prompts []prompt
+	sizes   []int
+	chains  [][]uint64 // one per block size, as sizes: of all prompts, one behind the other
+	counts  []uint32   // by slot
+	sums    []uint32   // by slot, matched blocks over all prompts
+	match   []epp.Match
+	heard   []epp.Match // match without what was learned from our own picks
 }
 
 // Pick reads the request, decides where it runs and books it there. The error,
-// if any, is an *epp.Error; nothing is booked then. The context bounds what may
-// wait; nothing does so far.
+// if any, is an *epp.Error; nothing is booked then. Only a question to an engine
+// for its tokens may wait, for Options.AskBudget at most.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight}
 	pk.Request = epp.Request{
-		ID: in.ID, ClientID: in.ClientID, Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
+		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
 	}
 	err := pk.prepare(&in)
 	if err == nil {
@@ -152,20 +201,24 @@ func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 // hashes: all that a decision needs of the request itself.
 func (pk *Pick) prepare(in *Incoming) error {
 	p, start := pk.owner, pk.owner.opt.Now()
-	if e := in.ContentEncoding; e != "" && !strings.EqualFold(e, "identity") {
-		return epp.Errorf(epp.UnsupportedEncoding, "encoding_unsupported", "content-encoding %.40q: send the body uncompressed", e)
-	}
+	pk.BodyEncoding = in.ContentEncoding
 	if len(in.Body) == 0 && in.Method == "GET" {
 		return nil
 	}
-	body, err := openai.Read(in.Path, in.Body)
-	if err != nil && !(body != nil && !needsModel(body.Form)) {
+	plain, held, fault := p.decoder.decode(in.ContentEncoding, in.Body)
+	if fault != nil {
+		return fault
+	}
+	pk.decoded = held
+	body, err := openai.Read(in.Path, plain)
+	if body == nil {
 		return err
 	}
 	pk.Request.Stream, pk.Request.Salt = body.Stream, body.Salt
-	if err := pk.resolve(body); err != nil {
+	if err := pk.resolve(body, err); err != nil {
 		return err
 	}
+	pk.encode(in, body, plain)
 	read := p.opt.Now()
 	pk.tokenize(body)
 	tokenized := p.opt.Now()
@@ -177,103 +230,87 @@ func (pk *Pick) prepare(in *Incoming) error {
 	return nil
 }
 
+// encode sets the body to send and its Content-Encoding.
+func (pk *Pick) encode(in *Incoming, body *openai.Body, plain []byte) {
+	pk.Body = plain
+	if pk.Request.Target != "" {
+		pk.Body = body.WithModel(pk.Request.Target)
+	}
+	if len(plain) == 0 || len(in.Body) > 0 && &plain[0] == &in.Body[0] {
+		return // it came plain
+	}
+	if pk.owner.opt.ForwardEncoded && &pk.Body[0] == &plain[0] {
+		pk.Body = in.Body
+		return
+	}
+	pk.BodyEncoding = ""
+}
+
 // needsModel reports whether a body of this form must name its model: an engine
 // tokenizes with its only model where none is named.
 func needsModel(f openai.Form) bool {
 	return f != openai.Tokenize && f != openai.Detokenize && f != openai.Other
 }
 
+// Bounds of what clients name, in bytes: what is longer is in no list of models,
+// and cut in records and logs.
+const (
+	maxModel    = 256
+	maxClientID = 128
+)
+
+// cut returns at most n bytes of s.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
+}
+
 // resolve finds what the asked model's name means: the configuration wins over
-// what endpoints list, a name that both don't know is an error, and where no
-// endpoint has shown a list yet every name is taken as a base model's.
-func (pk *Pick) resolve(body *openai.Body) error {
+// what endpoints list, a name that both don't know is an error, and as long as
+// not every endpoint has shown its list a name may be a base model's all the
+// same. missing is the error of a body that names no model, or nil.
+func (pk *Pick) resolve(body *openai.Body, missing error) error {
 	p, r := pk.owner, &pk.Request
-	r.Model, r.Target = body.Model, body.Model
-	if r.Model == "" {
+	name := body.Model
+	if name == "" {
+		name = cmp.Or(p.opt.DefaultModel, p.opt.Models[CatchAll].Target)
+	}
+	if name == "" {
+		if missing != nil && needsModel(body.Form) {
+			return missing
+		}
 		return nil
 	}
-	if rule, ok := p.opt.Models[r.Model]; ok {
-		if rule.Target != "" && rule.Target != r.Model {
-			r.Target = rule.Target
-			pk.Body = body.WithModel(r.Target)
-		}
-		if rule.Adapter {
-			r.Adapter = r.Target
-		}
+	rule, configured := p.opt.Models[name]
+	target := cmp.Or(rule.Target, name)
+	m, found, complete := p.opt.Fleet.Model(target)
+	if catchAll, ok := p.opt.Models[CatchAll]; ok && !configured && !found && complete {
+		rule, target = catchAll, cmp.Or(catchAll.Target, name)
+		m, found, complete = p.opt.Fleet.Model(target)
 	}
-	m, found, listed := p.opt.Fleet.Model(r.Target)
-	switch {
-	case found && m.Parent != "":
-		r.Adapter = r.Target
-	case !found && listed:
-		e := epp.Errorf(epp.NotFound, "model_unknown", "model %.80q does not exist: GET /v1/models lists those that do", r.Model)
+	if !found && complete || len(name) > maxModel {
+		e := epp.Errorf(epp.NotFound, "model_unknown", "model %.80q does not exist: GET /v1/models lists those that do", name)
 		e.Param = "model"
+		r.Model = strings.Clone(cut(name, maxModel))
 		return e
 	}
+	// The body's own strings hold the whole body in memory, and a record outlives
+	// it by far.
+	if m.Name == target {
+		target = m.Name
+	} else {
+		target = strings.Clone(target)
+	}
+	r.Model, r.Target = target, target
+	if name != target {
+		r.Model = strings.Clone(name)
+	}
+	if rule.Adapter || m.Parent != "" {
+		r.Adapter = target
+	}
 	return nil
-}
-
-// tokenize fills the request's tokens, or notes why it has none.
-func (pk *Pick) tokenize(body *openai.Body) {
-	r, t := &pk.Request, pk.owner.opt.Tokenizer
-	note := func(text string) { pk.tokenNote = text }
-	switch {
-	case body.Form == openai.Completions && len(body.Prompts) == 1 && body.Prompts[0].Tokens != nil:
-		r.Tokens, r.TokenSource = body.Prompts[0].Tokens, epp.SentTokens
-	case body.Form != openai.Chat && body.Form != openai.Completions:
-		note("a " + body.Form.String() + " request is not tokenized")
-	case t == nil:
-		note("no tokenizer is configured")
-	case body.Form == openai.Completions && len(body.Prompts) != 1:
-		note("several prompts in one request are not tokenized")
-	case body.Form == openai.Completions:
-		pk.s.tokens = t.Text(body.Prompts[0].Text, pk.s.tokens[:0])
-		r.Tokens, r.TokenSource = pk.s.tokens, epp.LocalTokens
-	default:
-		tokens, err := t.Chat(body, pk.s.tokens[:0])
-		if err != nil {
-			note("chat template: " + err.Error())
-			return
-		}
-		pk.s.tokens = tokens
-		r.Tokens, r.TokenSource = tokens, epp.LocalTokens
-	}
-}
-
-// chain hashes the prompt's full blocks, once for each block size of the pool.
-func (pk *Pick) chain() {
-	s, r := pk.s, &pk.Request
-	s.sizes = pk.owner.opt.Fleet.BlockSizes(s.sizes[:0])
-	for len(s.chains) < len(s.sizes) {
-		s.chains = append(s.chains, nil)
-	}
-	s.chains = s.chains[:len(s.sizes)]
-	for i, size := range s.sizes {
-		root := pk.owner.opt.Key.Root(block.Root{Adapter: r.Adapter, Salt: r.Salt, BlockTokens: size})
-		s.chains[i] = block.AppendChain(s.chains[i][:0], root, r.Tokens, size)
-	}
-}
-
-// matchAll fills s.match by slot with the longest match of each endpoint.
-func (pk *Pick) matchAll() {
-	s, p := pk.s, pk.owner
-	n := p.opt.Fleet.Slots()
-	s.match = append(s.match[:0], make([]epp.Match, n)...)
-	if cap(s.counts) < n {
-		s.counts = make([]uint32, n)
-	}
-	s.counts = s.counts[:n]
-	for i, size := range s.sizes {
-		if len(s.chains[i]) == 0 {
-			continue
-		}
-		p.opt.Index.Match(s.chains[i], s.counts)
-		for slot, blocks := range s.counts {
-			if int(blocks)*size > s.match[slot].Tokens() {
-				s.match[slot] = epp.Match{Blocks: blocks, BlockTokens: uint32(size)}
-			}
-		}
-	}
 }
 
 // decide matches, picks and books, and records it.
@@ -290,6 +327,9 @@ func (pk *Pick) decide(ctx context.Context) error {
 	var err error
 	booking, ok := p.opt.Fleet.Pick(fleet.Query{Target: r.Target, Adapter: r.Adapter}, now, func(v epp.View) (int, int) {
 		in.View = v
+		if p.learned != nil {
+			p.learned.former(v, s.heard, s.match) // here a slot has one owner
+		}
 		var i int
 		if i, err = policy.Pick(&in, seed, pk.tried, rec); err != nil {
 			return -1, 0
@@ -299,8 +339,8 @@ func (pk *Pick) decide(ctx context.Context) error {
 		for _, k := range route.Ranked(rec, p.opt.Fallbacks) {
 			pk.Fallbacks = append(pk.Fallbacks, v.Endpoints[k])
 		}
-		pk.predicted = rec.Candidates[i].CachedTokens(len(r.Tokens))
-		return i, len(r.Tokens) - pk.predicted
+		pk.predicted = pk.cachedAt(&rec.Candidates[i])
+		return i, len(pk.promptTokens) - pk.predicted
 	})
 	rec.Timings.Score = p.opt.Now().Sub(now)
 	pk.finishRecord(ctx, rec)
@@ -322,7 +362,7 @@ func (pk *Pick) describe(rec *decision.Record) {
 	r := &pk.Request
 	rec.RequestID, rec.ClientID, rec.Path = r.ID, r.ClientID, r.Path
 	rec.Model, rec.Target, rec.Adapter = r.Model, r.Target, r.Adapter
-	rec.PromptTokens, rec.TokenSource, rec.TokenNote = len(r.Tokens), r.TokenSource, pk.tokenNote
+	rec.PromptTokens, rec.TokenSource, rec.TokenNote = len(pk.promptTokens), r.TokenSource, pk.tokenNote
 	rec.Timings, rec.Attempt, rec.Sight = pk.timings, pk.attempt+1, pk.sight.String()
 	if len(pk.s.sizes) > 0 {
 		rec.BlockTokens = pk.s.sizes[0]

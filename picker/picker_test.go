@@ -44,6 +44,8 @@ type pool struct {
 	seed    uint64
 	decided []*decision.Record
 	ended   []picker.Ending
+
+	unwatched bool // decisions and ends are not kept
 }
 
 // fatal is what *testing.T and *rapid.T share.
@@ -91,12 +93,18 @@ func (p *pool) draw() uint64 {
 }
 
 func (p *pool) sawDecision(rec *decision.Record) {
+	if p.unwatched {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.decided = append(p.decided, rec.Clone())
 }
 
 func (p *pool) sawEnd(e *picker.Ending) {
+	if p.unwatched {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ended = append(p.ended, *e)
@@ -383,6 +391,43 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestUnknownNamesAreBounded: an invented name is refused only when every list is
+// known, and a huge one leaves little of itself in the record and the log.
+func TestUnknownNamesAreBounded(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{}, "a", "b")
+	p.members["a"].Models([]epp.Model{{Name: "m"}})
+	pk, err := p.completion("perhaps-at-b", count(1, 9), "")
+	if err != nil || pk.Endpoint.Name != "b" {
+		t.Fatalf("%v: b's list is not known, so the model may be there", err)
+	}
+	pk.End(picker.ClientGone)
+	before := p.log.Len()
+	body := fmt.Sprintf(`{"model":%q,"prompt":[1]}`, strings.Repeat("x", 1<<20))
+	_, err = p.Pick(context.Background(), picker.Incoming{ID: "1", ClientID: strings.Repeat("y", 1<<16), Method: "POST", Path: "/v1/completions", Body: []byte(body)})
+	if e := epp.AsError(err); e == nil || e.Reason != "model_unknown" || len(e.Message) > 300 {
+		t.Fatalf("%v", err)
+	}
+	if rec := p.last(); len(rec.Model) > 300 || len(rec.ClientID) > 200 || p.log.Len()-before > 2000 {
+		t.Errorf("model %d bytes, client's id %d, log %d", len(rec.Model), len(rec.ClientID), p.log.Len()-before)
+	}
+}
+
+// TestSaturationIsSaid: a decision without the cutoff warns, by S5.
+func TestSaturationIsSaid(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{}, "a", "b")
+	for _, m := range p.members {
+		m.Load(0, start, epp.Load{Waiting: epp.Known(20), Running: epp.Known(4)})
+	}
+	pk, err := p.completion("m", count(1, 9), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pk.End(picker.Served)
+	if rec := p.last(); rec.Admitted != 0 || !rec.Degraded || !strings.Contains(p.log.String(), `"level":"WARN","msg":"saturated"`) {
+		t.Errorf("admitted %d, degraded %v\n%s", rec.Admitted, rec.Degraded, p.log.String())
+	}
+}
+
 // refusing is a tokenizer whose template cannot render.
 type refusing struct{}
 
@@ -398,8 +443,8 @@ func TestUntokenizedIsRoutedByTheRest(t *testing.T) {
 	}{
 		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}]}`, "image parts", refusing{}},
 		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hi"}]}`, "no tokenizer", nil},
-		{"/v1/completions", `{"model":"m","prompt":["a","b"]}`, "several prompts", refusing{}},
-		{"/v1/embeddings", `{"model":"m","input":"hi"}`, "embeddings", refusing{}},
+		{"/v1/completions", `{"model":"m","prompt":["a","b"]}`, "2 of 2 prompts are not tokenized: no tokenizer", nil},
+		{"/v1/embeddings", `{"model":"m","input":[{"type":"image_url","image_url":{"url":"http://x/y.png"}}]}`, "no text", refusing{}},
 		{"/tokenize", `{"prompt":"hi"}`, "tokenize", refusing{}},
 	} {
 		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: c.tok}, "a")

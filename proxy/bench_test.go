@@ -23,6 +23,7 @@ type nullCarried struct {
 }
 
 func (n *nullCarried) Target() (epp.Endpoint, []byte)     { return n.at, n.body }
+func (n *nullCarried) Encoding() string                   { return "" }
 func (n *nullCarried) Next(picker.Outcome) bool           { return false }
 func (n *nullCarried) ResponseHeader(int, string, string) {}
 func (n *nullCarried) ResponseBody([]byte)                {}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -468,6 +469,37 @@ func wantSilence(t testing.TB, name, body string, secrets ...string) {
 	for _, s := range append(secrets, "127.0.0.1", "goroutine", ".go:", "dial", "tcp", "uvicorn", "net/http") {
 		if strings.Contains(body, s) {
 			t.Errorf("%s: the client was told of %q: %s", name, s, body)
+		}
+	}
+}
+
+// unpacked is the pick of a body that came compressed and is sent plain.
+type unpacked struct{ nullCarried }
+
+// TestCaseG3Header: the endpoint gets the Content-Encoding of the body that it
+// gets, whatever the client's was.
+func TestCaseG3Header(t *testing.T) {
+	seen := make(chan string, 1)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		seen <- fmt.Sprintf("%q %s", r.Header["Content-Encoding"], body)
+	}))
+	defer engine.Close()
+	at := epp.Endpoint{Address: engine.Listener.Addr().String()}
+	kept := newHouse(t, Options{}, at.Address)
+	decoded := newHouse(t, Options{Pick: func(_ context.Context, in picker.Incoming) (Carried, error) {
+		if in.ContentEncoding != "gzip" {
+			t.Errorf("the pick was told %q", in.ContentEncoding)
+		}
+		return &unpacked{nullCarried{at, []byte("plain")}}, nil
+	}})
+	for _, c := range []struct {
+		house *house
+		want  string
+	}{{kept, `["gzip"] packed`}, {decoded, `[] plain`}} {
+		res, _ := c.house.do("POST", "/v1/completions", "packed", "Content-Encoding", "gzip")
+		if got := <-seen; res.StatusCode != 200 || got != c.want {
+			t.Errorf("status %d, the endpoint saw %s, want %s", res.StatusCode, got, c.want)
 		}
 	}
 }

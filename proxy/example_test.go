@@ -22,6 +22,7 @@ type alone struct {
 }
 
 func (a *alone) Target() (epp.Endpoint, []byte)         { return epp.Endpoint{Address: a.address}, a.body }
+func (a *alone) Encoding() string                       { return "" }
 func (a *alone) Next(picker.Outcome) bool               { return false }
 func (a *alone) ResponseHeader(status int, _, _ string) { fmt.Println("the pick sees status", status) }
 func (a *alone) ResponseBody(chunk []byte)              { fmt.Printf("the pick sees %s\n", chunk) }

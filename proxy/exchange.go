@@ -163,7 +163,7 @@ func (x *exchange) carry(c Carried) {
 func (x *exchange) send(c Carried) (*http.Response, string, error) {
 	for {
 		target, body := c.Target()
-		res, err := x.try(target.Address, body)
+		res, err := x.try(target.Address, body, c.Encoding())
 		if err == nil {
 			return res, target.Address, nil
 		}
@@ -190,7 +190,7 @@ func (x *exchange) send(c Carried) (*http.Response, string, error) {
 }
 
 // try sends the request once and waits for the header of the final answer.
-func (x *exchange) try(address string, body []byte) (*http.Response, error) {
+func (x *exchange) try(address string, body []byte, encoding string) (*http.Response, error) {
 	in := x.in.URL
 	out := (&http.Request{
 		Method: x.in.Method,
@@ -205,6 +205,10 @@ func (x *exchange) try(address string, body []byte) (*http.Response, error) {
 		GotFirstResponseByte: func() { x.firstByte.Store(true) },
 		Got1xxResponse:       x.inform,
 	}))
+	delete(out.Header, "Content-Encoding") // the client's own: the body may have been decoded
+	if encoding != "" {
+		out.Header["Content-Encoding"] = []string{encoding}
+	}
 	x.silence.Reset(x.p.opts.EngineTimeout)
 	res, err := x.p.transport.RoundTrip(out)
 	x.silence.Stop()

@@ -6,10 +6,12 @@ import (
 	"net/textproto"
 	"net/url"
 	"strings"
+
+	"epp.internal/epp/picker"
 )
 
 // idHeader carries the requestID, to the client and to the endpoint.
-const idHeader = "X-Epp-Request-Id"
+const idHeader = "X-Epp-Request-Id" // picker.IDHeader in net/http's form
 
 // hopHeaders concern one connection, not the message. They are passed on in
 // neither direction. Source: RFC 9110 §7.6.1; Keep-Alive and Proxy-Connection
@@ -21,16 +23,6 @@ var hopHeaders = set("Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Au
 // met when the body was read; a length is set from the body we send.
 var ownHeaders = set("Content-Length", "Expect", "Host", idHeader)
 
-// controlHeaders steer pickers and engines: they name an address, a priority, a
-// tenant, a session or a rewrite. From a client they are worth nothing here.
-// Source: the headers of the endpoint-picker protocol and of llm-d's router.
-var controlHeaders = set("X-Prefiller-Host-Port", "X-Encoder-Hosts-Ports", "X-Data-Parallel-Host-Port",
-	"X-Kv-Cache-Source-Host-Port", "X-Slo-Ttft-Ms", "X-Slo-Tpot-Ms", "X-Session-Token", "Epp-Profile",
-	"Test-Epp-Endpoint-Selection")
-
-// controlPrefixes are the families of such headers.
-var controlPrefixes = []string{"X-Gateway-Destination-Endpoint", "X-Gateway-Inference-", "X-Gateway-Model-Name-Rewrite", "X-Llm-D-"}
-
 func set(names ...string) map[string]bool {
 	m := make(map[string]bool, len(names))
 	for _, n := range names {
@@ -39,24 +31,12 @@ func set(names ...string) map[string]bool {
 	return m
 }
 
-func isControl(name string) bool {
-	if controlHeaders[name] {
-		return true
-	}
-	for _, p := range controlPrefixes {
-		if strings.HasPrefix(name, p) {
-			return true
-		}
-	}
-	return false
-}
-
 // requestHeader returns what of a client's header goes to an endpoint. The
 // values are shared with in.
 func requestHeader(in http.Header, remoteAddress, id string) http.Header {
 	out := make(http.Header, len(in)+3)
 	for name, values := range in {
-		if !hopHeaders[name] && !ownHeaders[name] && !isControl(name) {
+		if !hopHeaders[name] && !ownHeaders[name] && !picker.IsControl(name) {
 			out[name] = values
 		}
 	}

@@ -53,7 +53,7 @@ func FuzzHeader(f *testing.F) {
 			t.Errorf("our own Connection header is %q", c)
 		}
 		for name := range toEndpoint {
-			if isControl(name) || name == "Connection" {
+			if picker.IsControl(name) || name == "Connection" {
 				t.Errorf("%s reached the endpoint", name)
 			}
 		}

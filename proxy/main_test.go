@@ -40,6 +40,8 @@ type ride struct {
 
 func (r *ride) Target() (epp.Endpoint, []byte) { return r.endpoints[0], r.body }
 
+func (r *ride) Encoding() string { return r.in.ContentEncoding }
+
 func (r *ride) Next(failed picker.Outcome) bool {
 	r.failed = append(r.failed, failed)
 	if len(r.endpoints) == 1 {

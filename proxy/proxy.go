@@ -18,6 +18,8 @@ import (
 type Carried interface {
 	// Target is where to send the request, and its body.
 	Target() (epp.Endpoint, []byte)
+	// Encoding is the Content-Encoding of that body, empty for none.
+	Encoding() string
 	// Next gives up the target because of failed, and reports whether there is
 	// another one.
 	Next(failed picker.Outcome) bool

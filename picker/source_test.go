@@ -1,0 +1,334 @@
+package picker_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/decision"
+	"epp.internal/epp/epptest"
+	"epp.internal/epp/openai"
+	"epp.internal/epp/picker"
+	"epp.internal/epp/tokenize/chat"
+)
+
+// blind is a tokenizer that leaves every chat to the engine.
+type blind struct{ byteTokenizer }
+
+func (blind) Chat(_ *openai.Body, dst []uint32) ([]uint32, error) {
+	return dst, fmt.Errorf("%w: a kind of its own", chat.ErrNotRenderable)
+}
+
+const askedChat = `{"model":"tiny","messages":[{"role":"user","content":"what is the answer to everything?"}]}`
+
+// TestEngineTokens: a real /tokenize gives the tokens that the engine's own blocks
+// have, for chats, for what is converted to one, and for texts.
+func TestEngineTokens(t *testing.T) {
+	e, err := epptest.StartEngine(epptest.EngineConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	var asked atomic.Int32
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	ask := func(ctx context.Context, path string, body []byte) ([]uint32, error) {
+		asked.Add(1)
+		req, err := http.NewRequestWithContext(ctx, "POST", e.URL()+path, strings.NewReader(string(body)))
+		if err != nil {
+			return nil, err
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		var told struct{ Tokens []uint32 }
+		if err == nil && res.StatusCode == 200 {
+			err = json.Unmarshal(text, &told)
+		}
+		if res.StatusCode != 200 {
+			err = fmt.Errorf("status %s: %s", res.Status, text)
+		}
+		return told.Tokens, err
+	}
+	tokens, _ := epptest.ByteTokenizer{}.ChatTokens([]byte(askedChat))
+	for name, tok := range map[string]picker.Tokenizer{"no tokenizer": nil, "not renderable": blind{}} {
+		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: tok, AskEngine: ask, AskBudget: time.Minute, Models: map[string]picker.ModelRule{"alias": {Target: "tiny"}}}, "a")
+		p.members["a"].Apply(start, stored(tokens, 16))
+		asked.Store(0)
+		for i, c := range []struct{ path, body string }{
+			{"/v1/chat/completions", askedChat},
+			{"/v1/chat/completions", askedChat}, // remembered
+			{"/v1/chat/completions", strings.Replace(askedChat, "tiny", "alias", 1)},
+			{"/v1/messages", `{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":[{"type":"text","text":"what is the answer to everything?"}]}]}`},
+		} {
+			pk, err := p.post(c.path, c.body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec := p.last()
+			if rec.TokenSource != epp.EngineTokens || rec.PromptTokens != len(tokens) || rec.MatchRatio(0) != 1 {
+				t.Errorf("%s, %d: %v, %d tokens, match %v, %q", name, i, rec.TokenSource, rec.PromptTokens, rec.MatchRatio(0), rec.TokenNote)
+			}
+			pk.End(picker.Served)
+		}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("%s: the engine was asked %d times, and all four are the same question", name, n)
+		}
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+	text := strings.Repeat("text ", 10)
+	p.members["a"].Apply(start, stored(byteTokenizer{}.Text(text, nil), 16))
+	pk, err := p.post("/v1/completions", fmt.Sprintf(`{"model":"tiny","prompt":[%q,%q]}`, text, text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pk.End(picker.Served)
+	if rec := p.last(); rec.TokenSource != epp.EngineTokens || rec.MatchRatio(0) != 1 || rec.BlockedTokens != 96 {
+		t.Errorf("texts: %v, match %v of %d, %q", rec.TokenSource, rec.MatchRatio(0), rec.BlockedTokens, rec.TokenNote)
+	}
+}
+
+// TestAskPath: what /tokenize does not know goes to /render.
+func TestAskPath(t *testing.T) {
+	var paths []string
+	ask := func(_ context.Context, path string, _ []byte) ([]uint32, error) {
+		paths = append(paths, path)
+		return []uint32{1}, nil
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
+	for _, more := range []string{"", `,"reasoning_effort":"none"`, `,"reasoning_effort":null`} {
+		pk, err := p.post("/v1/chat/completions", strings.TrimSuffix(askedChat, "}")+more+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pk.End(picker.Served)
+	}
+	if got := strings.Join(paths, " "); got != "/tokenize /v1/chat/completions/render /tokenize" {
+		t.Errorf("asked %s", got)
+	}
+}
+
+// numbered is a chat that no other one is the same as.
+func numbered(i int) string { return strings.Replace(askedChat, "everything", fmt.Sprint(i), 1) }
+
+// TestSlowEngine: a source that is slow holds each of three requests for its
+// budget and is then left alone for 5 s, then asked once, and left alone for 10 s.
+// What it says too late is remembered for the next turn.
+func TestSlowEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var slow atomic.Int64
+		slow.Store(int64(100 * time.Millisecond))
+		var asked atomic.Int32
+		ask := func(ctx context.Context, _ string, _ []byte) ([]uint32, error) {
+			asked.Add(1)
+			time.Sleep(time.Duration(slow.Load())) // whatever ctx says
+			return count(1, 32), nil
+		}
+		p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
+		step := func(i int, wait time.Duration, source epp.TokenSource, note string) {
+			t.Helper()
+			before := time.Now()
+			pk, err := p.post("/v1/chat/completions", numbered(i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.Served)
+			rec := p.last()
+			if took := time.Since(before); took != wait || rec.TokenSource != source || !strings.Contains(rec.TokenNote, note) {
+				t.Errorf("request %d took %v, tokens from %v, %q; want %v, %v, %q", i, took, rec.TokenSource, rec.TokenNote, wait, source, note)
+			}
+		}
+		const budget = picker.DefaultAskBudget
+		step(1, budget, epp.NoTokens, "within the budget")
+		time.Sleep(100 * time.Millisecond)
+		step(1, 0, epp.EngineTokens, "") // it came too late for the first
+		step(2, budget, epp.NoTokens, "within the budget")
+		step(3, budget, epp.NoTokens, "within the budget")
+		step(4, 0, epp.NoTokens, "left alone")
+		p.pass(5*time.Second - 1)
+		step(5, 0, epp.NoTokens, "left alone")
+		p.pass(1)
+		step(6, budget, epp.NoTokens, "within the budget") // the one that is let through
+		step(7, 0, epp.NoTokens, "left alone")
+		p.pass(10*time.Second - 1)
+		step(8, 0, epp.NoTokens, "left alone")
+		slow.Store(int64(time.Millisecond))
+		p.pass(1)
+		step(9, time.Millisecond, epp.EngineTokens, "asked an engine")
+		step(10, time.Millisecond, epp.EngineTokens, "asked an engine")
+		if n := asked.Load(); n != 6 {
+			t.Errorf("asked %d times, want 6", n)
+		}
+		time.Sleep(time.Second) // the slow ones end
+	})
+}
+
+// TestEngineHangs: with every question hanging, requests go on at once, and the
+// questions under way are bounded.
+func TestEngineHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asking atomic.Int32
+		release := make(chan struct{})
+		ask := func(context.Context, string, []byte) ([]uint32, error) {
+			asking.Add(1)
+			<-release
+			return nil, errors.New("too late")
+		}
+		p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
+		before := time.Now()
+		for i := range 100 {
+			go func() {
+				pk, err := p.post("/v1/chat/completions", numbered(i))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				pk.End(picker.Served)
+			}()
+		}
+		synctest.Wait()
+		if n := asking.Load(); n > 16 {
+			t.Errorf("%d questions at once", n)
+		}
+		time.Sleep(picker.DefaultAskBudget)
+		synctest.Wait()
+		if len(p.ended) != 100 || time.Since(before) != picker.DefaultAskBudget {
+			t.Errorf("%d of 100 went on after %v", len(p.ended), time.Since(before))
+		}
+		close(release)
+		synctest.Wait()
+	})
+}
+
+// TestEngineRefuses: an engine that refuses a request is in order, and is asked
+// for the next one.
+func TestEngineRefuses(t *testing.T) {
+	asked := 0
+	ask := func(context.Context, string, []byte) ([]uint32, error) {
+		asked++
+		return nil, epp.Errorf(epp.BadRequest, "bad", "context too long")
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+	for i := range 10 {
+		pk, err := p.post("/v1/chat/completions", numbered(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pk.End(picker.Served)
+	}
+	if rec := p.last(); asked != 10 || !strings.Contains(rec.TokenNote, "context too long") {
+		t.Errorf("asked %d times, %q", asked, rec.TokenNote)
+	}
+}
+
+// TestApproximate: without tokens and events a conversation follows its own first
+// turn, once that has shown its first token, by the bytes alone; and for a while.
+func TestApproximate(t *testing.T) {
+	long := strings.Repeat("a question of some length. ", 40)
+	turn := func(n int) string {
+		body := `{"model":"m","messages":[`
+		for i := range n {
+			body += fmt.Sprintf(`{"role":"user","content":"%d %s"},`, i, long)
+		}
+		return strings.TrimSuffix(body, ",") + `]}`
+	}
+	for name, opt := range map[string]picker.Options{
+		"by bytes":  {Learn: true},
+		"by tokens": {Learn: true, Tokenizer: byteTokenizer{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t, decision.Defaults(), opt, "a", "b", "c")
+			first, err := p.post("/v1/chat/completions", turn(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			home := first.Endpoint
+			ratio := func(turns int) float64 {
+				pk, err := p.post("/v1/chat/completions", turn(turns))
+				if err != nil {
+					t.Fatal(err)
+				}
+				rec := p.last()
+				at := 0
+				for i := range rec.Candidates {
+					if rec.Candidates[i].Name == home.Name {
+						at = i
+					}
+				}
+				if r := rec.MatchRatio(at); r > 0 && pk.Endpoint.Name != home.Name {
+					t.Errorf("went to %s for %v at %s", pk.Endpoint.Name, r, home.Name)
+				}
+				pk.End(picker.ClientGone)
+				return rec.MatchRatio(at)
+			}
+			if r := ratio(1); r != 0 {
+				t.Errorf("match %v before the first token: the herd would follow a pick that may never run", r)
+			}
+			first.ResponseHeader(200, "text/event-stream", "")
+			first.ResponseBody([]byte("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n"))
+			if r := ratio(1); r != 1 {
+				t.Errorf("match %v after the first token", r)
+			}
+			if r := ratio(2); r < 0.45 || r > 0.5 {
+				t.Errorf("match %v in turn 2", r)
+			}
+			first.End(picker.Served)
+			if name == "by bytes" {
+				if rec := p.last(); rec.TokenSource != epp.NoTokens || !strings.HasPrefix(rec.TokenNote, "approximate") || rec.PromptTokens < 500 {
+					t.Errorf("%v, %q, %d tokens", rec.TokenSource, rec.TokenNote, rec.PromptTokens)
+				}
+			}
+			if !strings.Contains(p.log.String(), `"msg":"approximate mode"`) {
+				t.Error("nothing says so in the log")
+			}
+			p.pass(picker.DefaultLearnTTL)
+			if r := ratio(1); r != 0 {
+				t.Errorf("match %v after the TTL", r)
+			}
+			if l := p.fleet.Ledger(); l.Requests != 0 || l.Tokens != 0 {
+				t.Errorf("ledger %+v", l)
+			}
+		})
+	}
+}
+
+// TestApproximateLearnsNoFailure: an answer of 500 teaches nothing, and an endpoint
+// that takes over a slot inherits nothing.
+func TestApproximateLearnsNoFailure(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{Learn: true, Tokenizer: byteTokenizer{}}, "a")
+	serve := func(status int) float64 {
+		pk, err := p.post("/v1/chat/completions", askedChat)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := p.last().MatchRatio(0)
+		pk.ResponseHeader(status, "application/json", "")
+		pk.ResponseBody([]byte(`{}`))
+		pk.End(picker.Served)
+		return r
+	}
+	serve(500)
+	if r := serve(200); r != 0 {
+		t.Errorf("match %v after a failure", r)
+	}
+	if r := serve(200); r != 1 {
+		t.Errorf("match %v after an answer", r)
+	}
+	p.members["a"].Leave()
+	p.fleet.Join(epp.Endpoint{Name: "a2", Address: "10.0.0.9:8000"})
+	if r := serve(200); r != 0 || p.last().Candidates[0].Name != "a2" {
+		t.Errorf("match %v at an endpoint that is new", r)
+	}
+}
