@@ -155,17 +155,23 @@ func (r *Record) MatchRatio(i int) float64 {
 // Resize gives the record room for n candidates and k scorers, all zero, and
 // keeps the memory it had.
 func (r *Record) Resize(n, k int) {
-	r.Candidates = zeroed(r.Candidates, n)
-	r.Scores = zeroed(r.Scores, n*k)
+	r.Room(n, k)
+	clear(r.Candidates)
+	clear(r.Scores)
 }
 
-func zeroed[T any](s []T, n int) []T {
+// Room is Resize for a caller that writes every field: what was there before may
+// still be there.
+func (r *Record) Room(n, k int) {
+	r.Candidates = room(r.Candidates, n)
+	r.Scores = room(r.Scores, n*k)
+}
+
+func room[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
 	}
-	s = s[:n]
-	clear(s)
-	return s
+	return s[:n]
 }
 
 // Reset empties the record and keeps its memory.

@@ -9,60 +9,18 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/bench/workload"
 	"epp.internal/epp/block"
 )
 
 const (
 	benchKey    = block.Key(0xFEEDFACECAFE)
-	benchBlocks = 256  // in a chain
 	benchChains = 3906 // 1 million blocks
-	benchTokens = 16
-	benchEvent  = 16 // blocks
 )
 
-// benchPrompt is chain number n, in tokens.
-func benchPrompt(n int) []uint32 {
-	rng := rand.New(rand.NewPCG(1, uint64(n)))
-	tokens := make([]uint32, benchBlocks*benchTokens)
-	for i := range tokens {
-		tokens[i] = rng.Uint32N(150_000)
-	}
-	return tokens
-}
-
-// benchEvents are the events that store a prompt, in pieces; engine hashes are
-// random, as cryptographic ones look.
-func benchEvents(n int) []epp.BlockEvent {
-	rng := rand.New(rand.NewPCG(2, uint64(n)))
-	tokens := benchPrompt(n)
-	var events []epp.BlockEvent
-	var parent uint64
-	for i := 0; i < benchBlocks; i += benchEvent {
-		e := epp.BlockEvent{Kind: epp.BlockStored, BlockTokens: benchTokens, Tier: "GPU",
-			Parent: parent, HasParent: i > 0, Tokens: tokens[i*benchTokens : (i+benchEvent)*benchTokens]}
-		for range benchEvent {
-			e.Hashes = append(e.Hashes, rng.Uint64())
-		}
-		parent = e.Hashes[benchEvent-1]
-		events = append(events, e)
-	}
-	return events
-}
-
-// removals removes what events stored, last block first, as engines do.
-func removals(events []epp.BlockEvent) []epp.BlockEvent {
-	var out []epp.BlockEvent
-	for _, e := range slices.Backward(events) {
-		hashes := slices.Clone(e.Hashes)
-		slices.Reverse(hashes)
-		out = append(out, epp.BlockEvent{Kind: epp.BlockRemoved, Hashes: hashes, Tier: e.Tier})
-	}
-	return out
-}
-
 func benchChain(n int) []uint64 {
-	root := benchKey.Root(block.Root{BlockTokens: benchTokens})
-	return block.AppendChain(nil, root, benchPrompt(n), benchTokens)
+	root := benchKey.Root(block.Root{BlockTokens: workload.BlockTokens})
+	return block.AppendChain(nil, root, workload.Prompt(n), workload.BlockTokens)
 }
 
 // benchIndex holds chains prompts, each on holders of endpoints endpoints.
@@ -74,7 +32,7 @@ func benchIndex(chains, holders, endpoints int) (*Index, []*Writer) {
 	}
 	rng := rand.New(rand.NewPCG(3, 3))
 	for n := range chains {
-		events := benchEvents(n)
+		events := workload.Events(n)
 		for _, i := range rng.Perm(endpoints)[:holders] {
 			writers[i].Apply(time.Unix(1, 0), events)
 		}
@@ -98,7 +56,7 @@ func BenchmarkMatch(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				if x.Match(chains[i%len(chains)], out) != benchBlocks {
+				if x.Match(chains[i%len(chains)], out) != workload.ChainBlocks {
 					b.Fatal("not all blocks found")
 				}
 			}
@@ -113,34 +71,66 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
+// BenchmarkMatchConversation looks up each prompt of the conversation trace, in a
+// tree of all of them: BUDGETS row 2d.
+func BenchmarkMatchConversation(b *testing.B) {
+	x := New(Options{Key: benchKey})
+	var writers [workload.ConversationEndpoints]*Writer
+	for i := range writers {
+		writers[i] = x.Endpoint(epp.Slot(i))
+	}
+	var chains [][]uint64
+	root := benchKey.Root(block.Root{BlockTokens: workload.BlockTokens})
+	blocks := 0
+	for _, r := range workload.Conversation() {
+		writers[r.Endpoint].Apply(time.Unix(1, 0), r.Events)
+		chains = append(chains, block.AppendChain(nil, root, r.Tokens, workload.BlockTokens))
+		blocks += len(r.Hashes)
+	}
+	out := make([]uint32, len(writers))
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		chain := chains[i%len(chains)]
+		if x.Match(chain, out) != len(chain) {
+			b.Fatal("not all blocks found")
+		}
+	}
+	b.ReportMetric(float64(blocks)/float64(len(chains)), "blocks")
+}
+
 // BenchmarkStoreRemove stores chains in events of 16 blocks and removes them
-// again, in a tree of a million blocks: BUDGETS row 3.
+// again, in a tree of a million blocks: BUDGETS row 3. It takes the time of each
+// chain, so that a busy machine shows in few of them.
 func BenchmarkStoreRemove(b *testing.B) {
 	_, writers := benchIndex(benchChains, 1, 4)
 	const chains = 200
 	var stores, removes [][]epp.BlockEvent
 	for n := range chains {
-		e := benchEvents(1<<20 + n)
-		stores, removes = append(stores, e), append(removes, removals(e))
+		e := workload.Events(1<<20 + n)
+		stores, removes = append(stores, e), append(removes, workload.Removals(e))
 	}
-	var storing, removing time.Duration
-	blocks := 0
+	var storing, removing []time.Duration
 	b.ReportAllocs()
 	for b.Loop() {
-		start := time.Now()
 		for _, e := range stores {
+			start := time.Now()
 			writers[0].Apply(time.Unix(2, 0), e)
+			storing = append(storing, time.Since(start))
 		}
-		mid := time.Now()
 		for _, e := range removes {
+			start := time.Now()
 			writers[0].Apply(time.Unix(2, 0), e)
+			removing = append(removing, time.Since(start))
 		}
-		storing += mid.Sub(start)
-		removing += time.Since(mid)
-		blocks += chains * benchBlocks
 	}
-	b.ReportMetric(float64(blocks)/storing.Seconds()/1e6, "Mstored/s")
-	b.ReportMetric(float64(blocks)/removing.Seconds()/1e6, "Mremoved/s")
+	report := func(times []time.Duration, what string) {
+		slices.Sort(times)
+		for name, at := range map[string]int{"median": len(times) / 2, "best10th": len(times) / 10} {
+			b.ReportMetric(workload.ChainBlocks/times[at].Seconds()/1e6, "M"+what+"/s-"+name)
+		}
+	}
+	report(storing, "stored")
+	report(removing, "removed")
 }
 
 // BenchmarkBytes measures the bytes per block held by one and by four
@@ -195,8 +185,8 @@ func BenchmarkMatchBesideWriter(b *testing.B) {
 
 		stop, stopped := make(chan struct{}), make(chan int)
 		go func() {
-			stores := benchEvents(1 << 20)
-			removes := removals(stores)
+			stores := workload.Events(1 << 20)
+			removes := workload.Removals(stores)
 			blocks := 0
 			for {
 				select {
@@ -207,7 +197,7 @@ func BenchmarkMatchBesideWriter(b *testing.B) {
 				}
 				writers[0].Apply(time.Unix(2, 0), stores)
 				writers[0].Apply(time.Unix(2, 0), removes)
-				blocks += 2 * benchBlocks
+				blocks += 2 * workload.ChainBlocks
 			}
 		}()
 		start := time.Now()

@@ -12,7 +12,7 @@ const (
 	lapShare = 4
 	// copyBytes is what a block held by one endpoint costs (BenchmarkBytes); it
 	// makes copies of MaxEndpointShare's bytes.
-	copyBytes = 60
+	copyBytes = 50
 	// samples is how many stamps tell which copies a lap drops.
 	samples = 512
 )
@@ -87,7 +87,7 @@ func (x *Index) stamps() []uint32 {
 			continue
 		}
 		for j := range each {
-			if n := &c[j*chunkNodes/each]; n.set() != 0 {
+			if n := &c[j*chunkNodes/each]; n.live() {
 				stamps = append(stamps, n.stamp.Load())
 			}
 		}
@@ -140,10 +140,10 @@ func (x *Index) settle() {
 	}
 }
 
-// room makes room for one more copy in l, if the bounds allow it.
-func (w *Writer) room(l *lane) bool {
+// makeRoom makes room for one more copy in l, if the bounds allow it.
+func (w *Writer) makeRoom(l *lane) bool {
 	x := w.index
-	most := int(float64(x.options.MaxBytes) * x.options.MaxEndpointShare / copyBytes)
+	most := x.most
 	if w.copies >= most-most/16 {
 		w.startLap()
 	}
@@ -167,10 +167,11 @@ func (w *Writer) room(l *lane) bool {
 }
 
 // plant makes a node for a block and returns its place, or 0 where the bound
-// forbids it.
+// forbids it. after is the place of the block's parent, or 0 if that is not
+// there.
 func (x *Index) plant(hash uint64, set, after uint32) uint32 {
-	s := x.table.shard(hash)
-	if s.full() {
+	head := after == 0 || !x.nodes.free(after+1)
+	if s := x.table.shard(hash); head && s.full() {
 		now, renewed := s.size()
 		if renewed <= now {
 			x.bytes += renewed * 8
@@ -193,38 +194,74 @@ func (x *Index) plant(hash uint64, set, after uint32) uint32 {
 	n.hash.Store(hash)
 	n.stamp.Store(x.clock.Load())
 	x.sets.records[set].nodes++
-	n.put(set)
-	s.insert(hash, place)
+	// A new chunk may have made room behind the parent.
+	head = head && (after == 0 || place != after+1)
+	x.nodes.setHead(place, head)
+	n.set.Store(set) // after the hash: a reader reads them the other way round
+	if head {
+		x.table.shard(hash).insert(hash, place)
+	}
 	return place
 }
 
 // uproot frees the node of a block that no endpoint holds.
 func (x *Index) uproot(place uint32) {
-	hash := x.nodes.at(place).hash.Load()
-	s := x.table.shard(hash)
-	s.remove(hash, place)
+	x.generation.Add(1)
+	x.behead(place + 1)
+	if x.nodes.isHead(place) {
+		hash := x.nodes.at(place).hash.Load()
+		s := x.table.shard(hash)
+		s.remove(hash, place)
+		if now, renewed := s.size(); renewed*4 < now {
+			s.renew()
+			x.bytes -= (now - renewed) * 8
+		}
+	}
 	if x.nodes.give(place) {
 		x.bytes -= chunkBytes
 	}
-	if now, renewed := s.size(); renewed*4 < now {
-		s.renew()
-		x.bytes -= (now - renewed) * 8
+}
+
+// behead makes the node at place the head of a run of its own, if it is in the
+// run of the node before, which is about to go.
+func (x *Index) behead(place uint32) {
+	n := x.nodes.at(place)
+	if n == nil || !n.live() || x.nodes.isHead(place) {
+		return
 	}
+	s := x.table.shard(n.hash.Load())
+	if s.full() {
+		now, renewed := s.size()
+		s.renew()
+		x.bytes += (renewed - now) * 8
+	}
+	x.nodes.setHead(place, true)
+	s.insert(n.hash.Load(), place)
 }
 
 // change gives a node another set, or none.
 func (x *Index) change(n *node, to uint32) {
-	from := n.set()
+	from := n.set.Load()
 	if to != 0 {
 		x.sets.records[to].nodes++
 	}
-	n.put(to)
-	x.bytes -= x.sets.release(from)
+	n.set.Store(to)
+	x.release(from)
+}
+
+// release ends one node's use of a set.
+func (x *Index) release(set uint32) {
+	r := &x.sets.records[set]
+	if r.nodes--; r.nodes == 0 {
+		x.generation.Add(1)
+		x.bytes -= x.sets.drop(set)
+	}
 }
 
 // abandon gives up a set that was made for a block and that no block got.
 func (x *Index) abandon(set uint32) {
 	if x.sets.records[set].nodes == 0 {
+		x.generation.Add(1)
 		x.bytes -= x.sets.drop(set)
 	}
 }

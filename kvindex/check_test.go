@@ -44,10 +44,11 @@ func checkConsistent(t fataler, x *Index) {
 		t.Fatalf("%d copies, index says %d", copies, x.copies)
 	}
 	users := map[uint32]int{}
+	heads := 0
 	for place, slots := range holders {
 		n := x.nodes.at(place)
-		s := x.sets.at(n.set())
-		users[n.set()]++
+		s := x.sets.at(n.set.Load())
+		users[n.set.Load()]++
 		if s.n != len(slots) {
 			t.Fatalf("node %d has %d holders, want %d", place, s.n, len(slots))
 		}
@@ -56,8 +57,12 @@ func checkConsistent(t fataler, x *Index) {
 				t.Fatalf("node %d: slot %d has %d copies, set %v, extra %d", place, slot, copies, s, x.writers[slot].extra[place])
 			}
 		}
-		if found, _, _ := x.find(n.hash.Load()); found != place {
-			t.Fatalf("node %d is found at %d", place, found)
+		found, head := x.find(n.hash.Load()).place, x.nodes.isHead(place)
+		if head && found != place || !head && (found != 0 || !x.nodes.at(place-1).live()) {
+			t.Fatalf("node %d, head %v, is found at %d", place, head, found)
+		}
+		if head {
+			heads++
 		}
 	}
 	if len(holders) != x.nodes.live || len(users) != x.sets.live {
@@ -87,8 +92,8 @@ func checkConsistent(t fataler, x *Index) {
 		}
 	}
 	bytes += chunks * chunkBytes
-	if entries != live || live != x.nodes.live || chunks != x.nodes.chunks || bytes != x.bytes {
-		t.Fatalf("%d entries, %d nodes of %d, %d chunks of %d, %d bytes of %d",
-			entries, live, x.nodes.live, chunks, x.nodes.chunks, bytes, x.bytes)
+	if entries != heads || live != x.nodes.live || chunks != x.nodes.chunks || bytes != x.bytes {
+		t.Fatalf("%d entries of %d, %d nodes of %d, %d chunks of %d, %d bytes of %d",
+			entries, heads, live, x.nodes.live, chunks, x.nodes.chunks, bytes, x.bytes)
 	}
 }

@@ -1,12 +1,12 @@
 // Package kvindex knows which endpoint holds which blocks of which prompts: the
 // prefix tree, step 4 of a request's way in and the end of a KV event's.
 //
-// The tree is flat. A block's hash (package block) names its whole path, so the
-// index is a table from hash to the set of endpoints that hold the block, and a
-// walk from the root is a look-up of each hash of a prompt's chain in turn. What
-// makes the walk fast is that blocks stored one after another lie beside each
-// other in memory: the next block is nearly always the next node, and a node
-// whose set is the one before it costs two comparisons.
+// The tree is flat. A block's hash (package block) names its whole path, so a walk
+// from the root is a look-up of each hash of a prompt's chain in turn. Blocks
+// stored one after another lie beside each other in memory, in runs: of a run only
+// the first block is in the index's table, and every other is found by its place,
+// the one after its parent's. So the next block is nearly always the next node, and
+// a node whose set is the one before it costs two comparisons.
 //
 //	index := kvindex.New(kvindex.Options{Key: key})
 //	writer := index.Endpoint(endpoint.Slot)   // one per event socket
@@ -27,9 +27,11 @@
 //     not count in a match, and count again when it is stored again.
 //   - Engine hashes are opaque. They lead to a node, within their lane (endpoint,
 //     tier, group), and never become part of a hash of ours.
-//   - A node's place is used again only with another version, and a set never
-//     changes once it can be seen, so a reader that finds the same version before
-//     and after has seen the set of exactly that block.
+//   - A set never changes once it can be seen. The index's generation changes
+//     before a node's place or a set's number is used again, so a reader that
+//     finds the same generation before and after has seen the set of exactly that
+//     block.
+//   - A block is in the table, or lies right behind its parent in memory.
 //
 // # Readers and writers
 //

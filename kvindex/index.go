@@ -11,7 +11,7 @@ import (
 
 // The defaults and lower bounds of Options.
 const (
-	// DefaultMaxBytes has room for about 18 million blocks held by one endpoint
+	// DefaultMaxBytes has room for about 21 million blocks held by one endpoint
 	// each (BenchmarkBytes).
 	DefaultMaxBytes = 1 << 30
 	// MinMaxBytes is the least that MaxBytes can be set to: a chunk of nodes is
@@ -59,27 +59,30 @@ type Index struct {
 	table   table
 	sets    sets
 
+	// generation changes when a node is given up, and when a set's number is,
+	// before either can be used again.
+	generation atomic.Uint64
+
 	mu      sync.Mutex // guards the following fields, and all but atomics above
+	most    int        // copies that one endpoint may have
 	bytes   int
 	copies  int // of all writers
 	writers map[epp.Slot]*Writer
 	lap     lap
 	counts  Counts // of the writers that are closed
-	warmed  uint64 // means nothing: where warm's loads go
+	warmed  uint32 // means nothing: where warm's loads go
 }
 
 // New returns an empty index.
 func New(o Options) *Index {
 	x := &Index{options: o.withDefaults(), writers: map[epp.Slot]*Writer{}}
+	x.most = int(float64(x.options.MaxBytes) * x.options.MaxEndpointShare / copyBytes)
 	x.nodes.init(x.options.MaxBytes)
 	x.sets.init(x.options.MaxBytes, uint64(x.options.Key))
 	x.table.init()
 	x.bytes = x.nodes.fixedBytes() + x.sets.fixedBytes() + x.table.fixedBytes()
 	return x
 }
-
-// held marks, while Match walks, a slot that holds all blocks so far.
-const held = math.MaxUint32
 
 // Match sets out[slot] to how many leading blocks of chain the slot's endpoint
 // holds, for all slots below len(out), and returns how many leading blocks at
@@ -91,76 +94,123 @@ const held = math.MaxUint32
 // that is stored or removed meanwhile counts or does not.
 func (x *Index) Match(chain []uint64, out []uint32) int {
 	clear(out)
-	var (
-		last    *set // of the block before
-		holders int  // slots of out that hold all blocks so far
-		place   uint32
-		now     = x.clock.Load()
-	)
-	for i, hash := range chain {
-		var n *node
-		var s *set
+	t := tally{out: out}
+	now := x.clock.Load()
+	var place uint32
+	i := 0
+	for i < len(chain) {
+		// The next block of the run, or the head of another one.
+		var at look
 		if place != 0 {
-			place++
-			n, s = x.at(place, hash)
+			at = x.read(place+1, chain[i])
 		}
-		if s == nil {
-			if place, n, s = x.find(hash); s == nil {
-				last.credit(out, uint32(i))
-				return i
-			}
+		if at.set == nil {
+			at = x.find(chain[i])
 		}
-		if s != last {
-			if last == nil {
-				holders = s.enter(out)
-			} else {
-				holders -= last.leave(s, out, uint32(i))
-			}
-			if last = s; holders == 0 {
-				return i
-			}
+		if at.set == nil {
+			break
 		}
-		if n.stamp.Load() != now {
-			n.stamp.Store(now)
+		if !t.next(at.set, uint32(i)) {
+			return i
 		}
+		at.node.touch(now)
+		place = at.place
+		i++
+		n := x.follow(&at, chain[i:], now)
+		place += uint32(n)
+		i += n
 	}
-	last.credit(out, uint32(len(chain)))
-	return len(chain)
+	t.end(uint32(i))
+	return i
 }
 
-// at returns the node at place and its set if it is the block with this hash.
-func (x *Index) at(place uint32, hash uint64) (*node, *set) {
+// look is what a reader has seen of a block: its place and its set, which held
+// together in this generation. The set is nil where nobody holds the block.
+type look struct {
+	node       *node
+	set        *set
+	place      uint32
+	number     uint32 // of the set
+	generation uint64
+}
+
+// followBlocks is how many blocks follow trusts to one generation. More would be
+// read in vain more often while there are writers, fewer cost more. It is a guess.
+const followBlocks = 32
+
+// follow returns how many blocks of chain lie behind the one that was seen, in
+// its run, and have the same set. As long as the generation is the same, its
+// number is the same set, and there is nothing to do but compare.
+func (x *Index) follow(at *look, chain []uint64, now uint32) int {
+	run := x.nodes.behind(at.place)
+	run = run[:min(len(run), len(chain))]
+	done := 0
+	for {
+		rest, hashes := run[done:], chain[done:]
+		rest = rest[:min(len(rest), followBlocks)]
+		n := 0
+		for n < len(rest) && n < len(hashes) {
+			next := &rest[n]
+			if next.set.Load() != at.number || next.hash.Load() != hashes[n] {
+				break
+			}
+			next.touch(now)
+			n++
+		}
+		if x.generation.Load() != at.generation {
+			return done
+		}
+		if done += n; n < followBlocks {
+			return done
+		}
+	}
+}
+
+// read looks at the node at a place, if it is the block with this hash.
+func (x *Index) read(place uint32, hash uint64) look {
 	n := x.nodes.at(place)
 	if n == nil {
-		return nil, nil
+		return look{}
 	}
 	for {
-		state := n.state.Load()
-		if n.hash.Load() != hash || state>>32 == 0 {
-			return nil, nil
+		generation := x.generation.Load()
+		number := n.set.Load()
+		if number == 0 || n.hash.Load() != hash {
+			return look{}
 		}
-		s := x.sets.at(uint32(state >> 32))
-		if n.state.Load() == state {
-			return n, s
+		s := x.sets.at(number)
+		if x.generation.Load() == generation {
+			return look{n, s, place, number, generation}
 		}
 	}
 }
 
-// find looks a block up in the table; the set is nil where no endpoint holds it.
-func (x *Index) find(hash uint64) (uint32, *node, *set) {
+// find looks the head of a run up in the table.
+func (x *Index) find(hash uint64) look {
 	slots := *x.table.shard(hash).slots.Load()
 	tag := tag(hash)
 	for i := first(tag<<32, len(slots)); ; i = next(i, len(slots)) {
 		entry := slots[i].Load()
 		if entry == 0 {
-			return 0, nil, nil
+			return look{}
 		}
 		if entry>>32 == tag && entry != gone {
-			if n, s := x.at(uint32(entry), hash); s != nil {
-				return uint32(entry), n, s
+			if at := x.read(uint32(entry), hash); at.set != nil {
+				return at
 			}
 		}
 	}
+}
+
+// lookUp looks a block up, behind its parent or in the table. after is the
+// parent's place, or 0 for a prompt's first block.
+func (x *Index) lookUp(hash uint64, after uint32) look {
+	if after != 0 {
+		if at := x.read(after+1, hash); at.set != nil {
+			return at
+		}
+	}
+	return x.find(hash)
 }
 
 // Endpoint opens a slot's side of the index. A slot has one writer at a time:

@@ -67,6 +67,11 @@ func (l *lane) resize(n int) {
 // insert adds a copy that is not there; there must be room.
 func (l *lane) insert(hash uint64, place uint32) {
 	slot, _ := l.find(hash)
+	l.put(slot, hash, place)
+}
+
+// put adds a copy that is not there into the free slot that find returned.
+func (l *lane) put(slot int, hash uint64, place uint32) {
 	l.copies[slot] = laneCopy{uint32(hash), uint32(hash >> 32), place}
 	l.live++
 }

@@ -7,20 +7,28 @@ import (
 	"unsafe"
 )
 
-// node is one block. A reader trusts hash and set only if state is the same
-// before and after it read them.
+// node is one block. What a reader reads of it counts only if the index's
+// generation is the same before and after: then the set is that of the block with
+// this hash.
 type node struct {
 	hash  atomic.Uint64
-	state atomic.Uint64 // number of the set, 0 in a free node, and 32 bits of version
+	set   atomic.Uint32 // number; 0 in a free node
 	stamp atomic.Uint32 // when the block was last stored or matched, in Unix seconds
 }
 
-// put gives n another set, and with it another version.
-func (n *node) put(set uint32) {
-	n.state.Store(uint64(set)<<32 | uint64(uint32(n.state.Load())+1))
-}
+// A run is a stretch of nodes whose blocks follow each other in some prompt. Its
+// first node is its head, the only one in the table: every other is found by its
+// place, which is the one after its parent's.
 
-func (n *node) set() uint32 { return uint32(n.state.Load() >> 32) }
+// live reports whether n is a block now.
+func (n *node) live() bool { return n.set.Load() != 0 }
+
+// touch stamps a block that is matched or stored.
+func (n *node) touch(now uint32) {
+	if n.stamp.Load() != now {
+		n.stamp.Store(now)
+	}
+}
 
 const (
 	chunkBits  = 12
@@ -31,10 +39,11 @@ const (
 // chunk is a stretch of nodes that lie beside each other.
 type chunk [chunkNodes]node
 
-// ledger says which nodes of a chunk are free, one bit each.
+// ledger says which nodes of a chunk are free, and which are heads of runs, one
+// bit each.
 type ledger struct {
-	free [chunkNodes / 64]uint64
-	live int
+	free, heads [chunkNodes / 64]uint64
+	live        int
 }
 
 // arena gives places to nodes. Place 0 is never given. The spine of chunks is
@@ -69,6 +78,15 @@ func (a *arena) at(place uint32) *node {
 	return &c[place%chunkNodes]
 }
 
+// behind returns the nodes after the one at place, as far as they lie beside it.
+func (a *arena) behind(place uint32) []node {
+	c := a.spine[place>>chunkBits].Load()
+	if c == nil {
+		return nil
+	}
+	return c[place%chunkNodes+1:]
+}
+
 // spare returns how many nodes can be given without a new chunk.
 func (a *arena) spare() int { return a.chunks*chunkNodes - a.live - 1 }
 
@@ -93,6 +111,19 @@ func (a *arena) free(place uint32) bool {
 		return false
 	}
 	return a.ledgers[i].free[place%chunkNodes/64]&(1<<(place%64)) != 0
+}
+
+// isHead reports whether the node at place, which is in use, is in the table.
+func (a *arena) isHead(place uint32) bool {
+	return a.ledgers[place>>chunkBits].heads[place%chunkNodes/64]&(1<<(place%64)) != 0
+}
+
+func (a *arena) setHead(place uint32, head bool) {
+	word := &a.ledgers[place>>chunkBits].heads[place%chunkNodes/64]
+	*word &^= 1 << (place % 64)
+	if head {
+		*word |= 1 << (place % 64)
+	}
 }
 
 // stretch is how many words of free bits search looks at, beyond the first that
@@ -167,8 +198,8 @@ func (a *arena) give(place uint32) bool {
 	return true
 }
 
-// The table leads from a block's hash to its node's place. It has shards, so
-// that making one anew is short work. Readers take no lock: a shard's slots are
+// The table leads from the hash of a run's first block to its node's place. It
+// has shards, so that making one anew is short work. Readers take no lock: a shard's slots are
 // exchanged as a whole when they grow, and an entry that goes leaves a mark, so
 // that a search that is under way does not end early.
 const (

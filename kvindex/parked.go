@@ -107,28 +107,29 @@ func (w *Writer) unparkOnly(key parkedKey) bool {
 	return true
 }
 
-// unpark stores the blocks that waited for the one with this engine hash, whose
-// hash of ours is own, and those that waited for them.
-func (w *Writer) unpark(l *lane, hash, own uint64) {
-	type stored struct{ hash, own uint64 }
-	p := &w.parked
-	if len(p.blocks) == 0 {
-		return
+// unpark stores the blocks that waited for the one with this engine hash, which
+// is now there, and those that waited for them.
+func (w *Writer) unpark(l *lane, hash uint64, there parent) {
+	type stored struct {
+		hash  uint64
+		there parent
 	}
+	p := &w.parked
 	w.unparkOnly(parkedKey{l, hash}) // it was announced again, with a parent
-	for todo := []stored{{hash, own}}; len(todo) > 0; todo = todo[1:] {
-		parent := todo[0]
-		for _, child := range slices.Clone(p.children[parkedKey{l, parent.hash}]) {
+	for todo := []stored{{hash, there}}; len(todo) > 0; todo = todo[1:] {
+		waited := todo[0]
+		for _, child := range slices.Clone(p.children[parkedKey{l, waited.hash}]) {
 			key := parkedKey{l, child}
 			b := p.blocks[key]
 			w.unparkOnly(key)
-			own := block.ExtendMedia(parent.own, b.media, b.tokens)
-			if w.hold(l, child, own, 0) == 0 {
+			own := block.ExtendMedia(waited.there.hash, b.media, b.tokens)
+			place := w.hold(l, child, own, waited.there)
+			if place == 0 {
 				w.counts.Refused++
 				w.incomplete = true
 				continue
 			}
-			todo = append(todo, stored{child, own})
+			todo = append(todo, stored{child, parent{place, own}})
 		}
 	}
 }

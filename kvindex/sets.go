@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 	"sync/atomic"
@@ -41,14 +42,86 @@ func (s *set) all(f func(epp.Slot)) {
 	}
 }
 
-// enter marks the slots of s in out as held and returns how many it marked.
-func (s *set) enter(out []uint32) (n int) {
-	s.all(func(slot epp.Slot) {
-		if int(slot) < len(out) {
-			out[slot] = held
-			n++
+// held marks, while Match walks, a slot that holds all blocks so far.
+const held = math.MaxUint32
+
+// tally is what Match knows of the slots of out. Until the first block whose set
+// is another than the one before, that set is all there is to know.
+type tally struct {
+	out     []uint32
+	last    *set // of the block before; nil: there was none
+	marked  bool // the slots of out that hold all blocks so far are marked held
+	holders int  // how many these are
+}
+
+// next goes on to block i, which s has, and reports whether some slot of out
+// still holds all. If none does the tally is at its end.
+func (t *tally) next(s *set, i uint32) bool {
+	last := t.last
+	if s == last {
+		return true
+	}
+	t.last = s
+	if last == nil {
+		return s.reaches(len(t.out))
+	}
+	if !t.marked {
+		t.marked, t.holders = true, last.fill(t.out, held)
+	}
+	t.holders -= last.leave(s, t.out, i)
+	return t.holders > 0
+}
+
+// end gives i blocks to the slots that hold all of them.
+func (t *tally) end(i uint32) {
+	switch {
+	case t.last == nil:
+	case t.marked:
+		t.last.credit(t.out, i)
+	default:
+		t.last.fill(t.out, i)
+	}
+}
+
+// reaches reports whether some slot of s is below n.
+func (s *set) reaches(n int) bool {
+	if s.n <= inlineSlots {
+		return int(s.few[0]) < n
+	}
+	for i, w := range s.bits {
+		if w != 0 {
+			return i*64+bits.TrailingZeros64(w) < n
 		}
-	})
+	}
+	return false
+}
+
+// fill sets out[slot] to v for the slots of s and returns for how many.
+func (s *set) fill(out []uint32, v uint32) (n int) {
+	if s.n <= inlineSlots {
+		for _, slot := range s.few[:s.n] {
+			if int(slot) < len(out) {
+				out[slot] = v
+				n++
+			}
+		}
+		return n
+	}
+	for i, w := range s.bits {
+		if w == math.MaxUint64 && (i+1)*64 <= len(out) {
+			for j := range out[i*64 : (i+1)*64] {
+				out[i*64+j] = v
+			}
+			n += 64
+			continue
+		}
+		for ; w != 0; w &= w - 1 {
+			if slot := i*64 + bits.TrailingZeros64(w); slot < len(out) {
+				out[slot] = v
+				n++
+			}
+		}
+	}
 	return n
 }
 
@@ -78,12 +151,8 @@ func (s *set) leave(next *set, out []uint32, i uint32) (n int) {
 	return n
 }
 
-// credit gives i blocks to the slots of s that are held to the end. s may be
-// nil, the set of no block at all.
+// credit gives i blocks to the slots of s that are held to the end.
 func (s *set) credit(out []uint32, i uint32) {
-	if s == nil {
-		return
-	}
 	s.all(func(slot epp.Slot) {
 		if int(slot) < len(out) && out[slot] == held {
 			out[slot] = i
@@ -244,17 +313,8 @@ func (ss *sets) add(s *set, print uint64) (number uint32, grown int) {
 	return number, grown + s.bytes()
 }
 
-// release ends one node's use of a set and returns by how many bytes the index
-// shrank.
-func (ss *sets) release(number uint32) int {
-	r := &ss.records[number]
-	if r.nodes--; r.nodes > 0 {
-		return 0
-	}
-	return ss.drop(number)
-}
-
-// drop gives up a set that no node has.
+// drop gives up a set that no node has and returns by how many bytes the index
+// shrank. The generation has changed before.
 func (ss *sets) drop(number uint32) int {
 	slot := &ss.spine[number>>setChunkBits].Load()[number%setChunkSize]
 	size := slot.Load().bytes()

@@ -31,19 +31,24 @@ type Writer struct {
 
 	// The following fields are guarded by index.mu.
 
-	lanes  []*lane
-	extra  map[uint32]uint32 // by place: copies beyond the first
-	copies int               // entries of all lanes
-	blocks int               // different blocks held
-	parked parking
-	joined struct { // the last step from a set to the one with this endpoint in it
-		from, to uint32
-		epoch    int // of the sets, when it was made
-	}
-	lap        lap // over this endpoint's copies alone
+	lanes      []*lane
+	extra      map[uint32]uint32 // by place: copies beyond the first
+	copies     int               // entries of all lanes
+	blocks     int               // different blocks held
+	parked     parking
+	joined     step // the last one from a set to the one with this endpoint in it
+	parted     step // and from a set to the one without it
+	lap        lap  // over this endpoint's copies alone
 	incomplete bool
 	closed     bool
 	counts     Counts
+}
+
+// step is a way from one set to another, as long as no set's number was given up
+// since.
+type step struct {
+	from, to uint32
+	epoch    int // of the sets, when it was made
 }
 
 // Apply applies events in order. now is the time of their arrival; the index
@@ -200,26 +205,32 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 			w.park(parkedKey{l, e.Hashes[i]}, parkedBlock{parent: parent, tokens: tokens, media: media})
 			parent = e.Hashes[i]
 		}
-		own = x.nodes.at(place).hash.Load()
-		w.hold(l, e.Hashes[i], own, 0)
+		n := x.nodes.at(place)
+		own = n.hash.Load()
+		n.touch(x.clock.Load())
+		w.counts.Duplicates++
 		i++
 	}
 	for ; i < len(e.Hashes); i += warmBlocks {
 		hashes := e.Hashes[i:min(i+warmBlocks, len(e.Hashes))]
 		var chain [warmBlocks]uint64
+		former := own
 		for j := range hashes {
 			tokens, media := blockOf(e, i+j)
 			own = block.ExtendMedia(own, media, tokens)
 			chain[j] = own
 		}
-		w.warm(l, hashes, chain[:len(hashes)])
+		w.warm(l, hashes)
 		for j, hash := range hashes {
-			if place = w.hold(l, hash, chain[j], place); place == 0 {
+			if place = w.hold(l, hash, chain[j], parent{place, former}); place == 0 {
 				w.counts.Refused += uint64(len(e.Hashes) - i - j)
 				w.incomplete = true
 				return
 			}
-			w.unpark(l, hash, chain[j])
+			former = chain[j]
+			if len(w.parked.blocks) > 0 {
+				w.unpark(l, hash, parent{place, former})
+			}
 		}
 	}
 }
@@ -232,35 +243,61 @@ func blockOf(e *epp.BlockEvent, i int) (tokens []uint32, media string) {
 	return e.Tokens[i*e.BlockTokens : (i+1)*e.BlockTokens], media
 }
 
+// parent is the block before another: its place and our hash of it. The place is
+// 0 for a prompt's first block.
+type parent struct {
+	place uint32
+	hash  uint64
+}
+
+// of returns the parent's place, or 0 if it is not there any more: a lap may
+// have dropped it.
+func (p parent) of(x *Index) uint32 {
+	if p.place != 0 {
+		if n := x.nodes.at(p.place); n != nil && n.live() && n.hash.Load() == p.hash {
+			return p.place
+		}
+	}
+	return 0
+}
+
 // hold adds the copy with this engine hash of the block with this hash of ours,
-// and returns the block's place, or 0 where a bound forbids it. after is the
-// place of the block before, or 0.
-func (w *Writer) hold(l *lane, hash, own uint64, after uint32) uint32 {
+// and returns the block's place, or 0 where a bound forbids it.
+func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 	x := w.index
-	x.step(&x.lap, lapSteps)
-	x.step(&w.lap, lapSteps)
-	if slot, place := l.find(hash); place != 0 {
+	if x.lap.on || w.lap.on {
+		x.step(&x.lap, lapSteps)
+		x.step(&w.lap, lapSteps)
+	}
+	slot, place := l.find(hash)
+	if place != 0 {
 		if n := x.nodes.at(place); n.hash.Load() == own {
-			n.stamp.Store(x.clock.Load())
+			n.touch(x.clock.Load())
 			w.counts.Duplicates++
 			return place
 		}
 		w.drop(l, slot) // the engine gave its name to another block
 		w.counts.Removed++
+		slot, _ = l.find(hash)
 	}
-	if !w.room(l) {
-		return 0
+	if l.full() || w.copies >= x.most-x.most/16 {
+		if !w.makeRoom(l) {
+			return 0
+		}
+		slot, _ = l.find(hash)
 	}
-	place, n, s := x.find(own)
+	after := before.of(x)
+	at := x.lookUp(own, after)
+	place = at.place
 	switch {
-	case s == nil:
+	case at.set == nil:
 		to := w.join(0)
 		if place = x.plant(own, to, after); place == 0 {
 			x.abandon(to)
 			return 0
 		}
 		w.blocks++
-	case s.has(w.slot):
+	case at.set.has(w.slot):
 		if w.extra[place] == maxCopies-1 {
 			return 0
 		}
@@ -270,18 +307,18 @@ func (w *Writer) hold(l *lane, hash, own uint64, after uint32) uint32 {
 		if w.extra[place]++; w.extra[place] == 1 {
 			x.bytes += mapEntryBytes
 		}
-		n.stamp.Store(x.clock.Load())
+		at.node.touch(x.clock.Load())
 	default:
-		to := w.join(n.set())
+		to := w.join(at.number)
 		if x.bytes > x.options.MaxBytes {
 			x.abandon(to)
 			return 0
 		}
-		x.change(n, to)
-		n.stamp.Store(x.clock.Load())
+		x.change(at.node, to)
+		at.node.touch(x.clock.Load())
 		w.blocks++
 	}
-	l.insert(hash, place)
+	l.put(slot, hash, place)
 	w.copies++
 	x.copies++
 	w.counts.Stored++
@@ -291,20 +328,26 @@ func (w *Writer) hold(l *lane, hash, own uint64, after uint32) uint32 {
 // join returns the number of the set that has this endpoint besides those in
 // from.
 func (w *Writer) join(from uint32) uint32 {
-	x, j := w.index, &w.joined
-	if j.to == 0 || j.from != from || j.epoch != x.sets.epoch {
+	return w.take(&w.joined, from)
+}
+
+// take returns where s leads to from a set, and makes it a step from there where
+// it is not.
+func (w *Writer) take(s *step, from uint32) uint32 {
+	x := w.index
+	if s.to == 0 || s.from != from || s.epoch != x.sets.epoch {
 		to, grown := x.sets.get(from, w.slot)
 		x.bytes += grown
-		j.from, j.to, j.epoch = from, to, x.sets.epoch
+		*s = step{from, to, x.sets.epoch}
 	}
-	return j.to
+	return s.to
 }
 
 // remove removes copies, or what is parked under their names.
 func (w *Writer) remove(l *lane, hashes []uint64) {
 	for i, hash := range hashes {
 		if i%warmBlocks == 0 {
-			w.warm(l, hashes[i:min(i+warmBlocks, len(hashes))], nil)
+			w.warm(l, hashes[i:min(i+warmBlocks, len(hashes))])
 		}
 		slot, place := l.find(hash)
 		switch {
@@ -323,31 +366,18 @@ func (w *Writer) remove(l *lane, hashes []uint64) {
 // for about as many loads on their way.
 const warmBlocks = 16
 
-// warm reads what is needed for the blocks with these engine hashes, and these
-// hashes of ours (nil: those of the nodes that they lead to), one load not
-// waiting for another. One block after another would wait for memory at each:
-// BenchmarkStoreRemove.
-func (w *Writer) warm(l *lane, hashes, chain []uint64) {
-	x := w.index
-	var known [warmBlocks]uint64
-	if len(l.copies) > 0 {
-		var places [warmBlocks]uint32
-		for i, hash := range hashes {
-			places[i] = l.copies[l.first(hash)].place
-		}
-		for i, place := range places[:len(hashes)] {
-			if n := x.nodes.at(place); n != nil {
-				known[i] = n.hash.Load()
-			}
-		}
+// warm reads where the blocks with these engine hashes have their copies, one
+// load not waiting for another. One block after another would wait for memory at
+// each: BenchmarkStoreRemove.
+func (w *Writer) warm(l *lane, hashes []uint64) {
+	if len(l.copies) == 0 {
+		return
 	}
-	if chain == nil {
-		chain = known[:len(hashes)]
+	var sum uint32
+	for _, hash := range hashes {
+		sum += l.copies[l.first(hash)].place
 	}
-	for _, hash := range chain {
-		slots := *x.table.shard(hash).slots.Load()
-		x.warmed += slots[first(tag(hash)<<32, len(slots))].Load()
-	}
+	w.index.warmed += sum
 }
 
 // drop removes the copy in a slot of l, and the endpoint from its block if that
@@ -357,7 +387,11 @@ func (w *Writer) drop(l *lane, slot int) {
 	l.remove(slot)
 	w.copies--
 	w.index.copies--
-	switch w.extra[place] {
+	extra := uint32(0)
+	if len(w.extra) > 0 {
+		extra = w.extra[place]
+	}
+	switch extra {
 	case 0:
 		w.leave(place)
 	case 1:
@@ -372,11 +406,10 @@ func (w *Writer) drop(l *lane, slot int) {
 func (w *Writer) leave(place uint32) {
 	x := w.index
 	n := x.nodes.at(place)
-	if n == nil || n.set() == 0 || !x.sets.at(n.set()).has(w.slot) {
+	if n == nil || !n.live() || !x.sets.at(n.set.Load()).has(w.slot) {
 		return
 	}
-	to, grown := x.sets.get(n.set(), w.slot)
-	x.bytes += grown
+	to := w.take(&w.parted, n.set.Load())
 	x.change(n, to)
 	if to == 0 {
 		x.uproot(place)
@@ -393,8 +426,9 @@ func (w *Writer) shrink(l *lane) {
 	}
 }
 
-// laneSize is how many slots a lane gets for so many copies.
-func laneSize(copies int) int { return copies + copies/2 + laneMinSlots }
+// laneSize is how many slots a lane gets for so many copies: half as many more as
+// it had, where it was full.
+func laneSize(copies int) int { return copies + copies*7/8 + laneMinSlots }
 
 // clear drops everything, in steps. What is left in the lanes between two steps
 // is out of reach of a lap, and a copy that is dropped twice does no harm: leave

@@ -67,6 +67,45 @@ func builtin(name string) (Scorer, error) {
 	return nil, fmt.Errorf("weights.%s: no such scorer: have %s", name, strings.Join(names, ", "))
 }
 
+// kind is one of the house's scorers. A policy rates an endpoint by all of them
+// at once, from one look at its signals, and gives what their columns give
+// (TestPickIsItsColumns).
+type kind int8
+
+// The kinds. kinds is how many there are.
+const (
+	cacheKind kind = iota
+	loadKind
+	queueKind
+	healthKind
+	adapterKind
+	kinds
+
+	outside kind = -1
+)
+
+// factor is what one scorer of the house says of one endpoint.
+type factor struct {
+	value   float64
+	unknown bool
+}
+
+func kindOf(s Scorer) kind {
+	switch s.(type) {
+	case Cache:
+		return cacheKind
+	case Load:
+		return loadKind
+	case Queue:
+		return queueKind
+	case Health:
+		return healthKind
+	case Adapter:
+		return adapterKind
+	}
+	return outside
+}
+
 // Cache rates the share of the prompt that the endpoint need not compute:
 // matched tokens ÷ tokens in full blocks of the pool's smallest block size. With
 // one size in the pool that is matched blocks ÷ full blocks. 0 for a prompt
@@ -75,11 +114,8 @@ type Cache struct{}
 
 // Score implements [Scorer].
 func (Cache) Score(in *Input, out []epp.Score) {
-	if in.BlockedTokens <= 0 {
-		return
-	}
 	for i := range out {
-		out[i].Value = unit(float64(in.MatchOf(i).Tokens()) / float64(in.BlockedTokens))
+		out[i].Value = cachedShare(in.MatchOf(i), in.BlockedTokens)
 	}
 }
 
@@ -91,9 +127,10 @@ type Load struct{}
 
 // Score implements [Scorer].
 func (Load) Score(in *Input, out []epp.Score) {
+	m := measureOf(in.Settings)
 	for i := range out {
-		load, known := loadOf(&in.View.Signals[i], &in.Settings.Load)
-		out[i] = epp.Score{Value: 1 - unit(load), Unknown: !known}
+		load, unknown := m.load(&in.View.Signals[i])
+		out[i] = epp.Score{Value: 1 - unit(load), Unknown: unknown}
 	}
 }
 
@@ -108,8 +145,8 @@ type Queue struct{}
 // Score implements [Scorer].
 func (Queue) Score(in *Input, out []epp.Score) {
 	for i := range out {
-		depth, known := queueDepth(&in.View.Signals[i])
-		out[i] = epp.Score{Value: 1 - unit(depth/float64(in.Settings.MaxQueue)), Unknown: !known}
+		depth, unknown := queueDepth(&in.View.Signals[i])
+		out[i] = epp.Score{Value: 1 - unit(depth/float64(in.Settings.MaxQueue)), Unknown: unknown}
 	}
 }
 
@@ -130,9 +167,7 @@ type Adapter struct{}
 // Score implements [Scorer].
 func (Adapter) Score(in *Input, out []epp.Score) {
 	for i := range out {
-		if in.Request.Adapter == "" || in.View.Resident.Has(in.View.Endpoints[i].Slot) {
-			out[i].Value = 1
-		}
+		out[i].Value = residence(in.Request.Adapter == "" || in.View.Resident.Has(in.View.Endpoints[i].Slot))
 	}
 }
 

@@ -7,14 +7,38 @@ import (
 	"epp.internal/epp/decision"
 )
 
-// queueDepth is how many requests wait at the endpoint: those it reported, and
-// those of our own picks since that found no free slot. known is false where
-// the engine never said: then our own requests beyond its slots are the queue.
-func queueDepth(s *epp.Signals) (depth float64, known bool) {
-	if !s.Waiting.Known {
-		return max(0, float64(s.InFlight)-freeSlots(s)), false
+// cachedShare is the part of a prompt of so many tokens in full blocks that a
+// match covers.
+func cachedShare(m epp.Match, blockedTokens int) float64 {
+	if blockedTokens <= 0 || m.Blocks == 0 {
+		return 0
 	}
-	return s.Waiting.Value + max(0, float64(s.Delta())-freeSlots(s)), true
+	return unit(float64(m.Tokens()) / float64(blockedTokens))
+}
+
+// residence is 1 for an adapter that is there, or that nobody asked for.
+func residence(there bool) float64 {
+	if there {
+		return 1
+	}
+	return 0
+}
+
+// queueDepth is how many requests wait at the endpoint: those it reported, and
+// those of our own picks since that found no free slot. unknown is true where
+// the engine never said: then our own requests beyond its slots are the queue.
+func queueDepth(s *epp.Signals) (depth float64, unknown bool) {
+	ours := s.InFlight
+	if s.Waiting.Known {
+		depth = s.Waiting.Value
+		ours -= s.InFlightAtRead
+	}
+	if ours > 0 {
+		if over := float64(ours) - freeSlots(s); over > 0 {
+			depth += over
+		}
+	}
+	return depth, !s.Waiting.Known
 }
 
 // freeSlots is how many requests the endpoint could start at once; 0 where its
@@ -30,33 +54,69 @@ func freeSlots(s *epp.Signals) float64 {
 	return max(0, float64(s.MaxRunning)-running)
 }
 
-// loadOf is the endpoint's load as a fraction of its capacity; it may pass 1.
-// known is false where the source never said: then our own requests in flight
-// stand in, so that a new endpoint counts as idle.
-func loadOf(s *epp.Signals, l *decision.Load) (load float64, known bool) {
-	switch l.Source {
+// measure is what the settings say of load and queue, ready to divide by.
+type measure struct {
+	source         loadSource
+	maxRunning     float64
+	maxUtilization float64
+	maxQueue       float64
+}
+
+// loadSource is a decision.LoadSource as a number.
+type loadSource uint8
+
+const (
+	byRequests loadSource = iota
+	byTokens
+	byKV
+	byGPU
+)
+
+func measureOf(s *decision.Settings) measure {
+	m := measure{
+		maxRunning:     decision.DefaultMaxRunning,
+		maxUtilization: s.Load.MaxUtilization,
+		maxQueue:       float64(s.MaxQueue),
+	}
+	if s.Load.MaxRunning > 0 {
+		m.maxRunning = float64(s.Load.MaxRunning)
+	}
+	switch s.Load.Source {
 	case decision.LoadTokens:
-		return float64(s.InFlightTokens) / decision.TokensAtFullLoad / l.MaxUtilization, true
+		m.source = byTokens
 	case decision.LoadKV:
-		if s.KVUsage.Known {
-			return s.KVUsage.Value / l.MaxUtilization, true
-		}
+		m.source = byKV
 	case decision.LoadGPU:
-		if s.GPU.Known {
-			return s.GPU.Value / l.MaxUtilization, true
-		}
+		m.source = byGPU
 	case decision.LoadRequests:
-		known = s.Running.Known && s.Waiting.Known
 	}
-	divisor := float64(decision.DefaultMaxRunning)
-	if l.MaxRunning > 0 {
-		divisor = float64(l.MaxRunning)
+	return m
+}
+
+// load is the endpoint's load as a fraction of its capacity; it may pass 1.
+// unknown is true where the source never said: then our own requests in flight
+// stand in, so that a new endpoint counts as idle.
+func (m *measure) load(s *epp.Signals) (load float64, unknown bool) {
+	switch {
+	case m.source == byRequests && s.Running.Known && s.Waiting.Known:
+		load = s.Running.Value + s.Waiting.Value + float64(s.Delta())
+		if own := float64(s.InFlight); own > load {
+			load = own
+		}
+		load /= m.maxRunning
+	case m.source == byTokens:
+		load = float64(s.InFlightTokens) / decision.TokensAtFullLoad
+	case m.source == byKV && s.KVUsage.Known:
+		load = s.KVUsage.Value
+	case m.source == byGPU && s.GPU.Known:
+		load = s.GPU.Value
+	default:
+		load, unknown = float64(max(0, s.InFlight))/m.maxRunning, true
 	}
-	own := float64(s.InFlight)
-	if !known {
-		return max(0, own) / divisor / l.MaxUtilization, false
+	if m.maxUtilization != 1 { // a division is a tenth of the cost of an endpoint
+		load /= m.maxUtilization
 	}
-	return max(own, s.Running.Value+s.Waiting.Value+float64(s.Delta())) / divisor / l.MaxUtilization, true
+	return load, unknown
 }
 
 // The fall of health while reports are missing: 0.1 for every 5 s past the age
@@ -84,10 +144,13 @@ func Stale(s *epp.Signals, now time.Time, staleAfter time.Duration) bool {
 
 // unit brings v into [0, 1]; NaN becomes 0.
 func unit(v float64) float64 {
-	if !(v > 0) {
-		return 0
+	switch {
+	case v >= 1:
+		return 1
+	case v > 0:
+		return v
 	}
-	return min(v, 1)
+	return 0
 }
 
 // Seen is what the queue and the health scorer see of an endpoint, for those who
