@@ -16,11 +16,15 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-check test race alloc lint fmt build dist fuzz bench clean
+.PHONY: demo demo-envoy demo-check test race alloc lint fmt build dist fuzz bench clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
 	go run ./cmd/epp demo
+
+## demo-envoy: the same with a real Envoy in place of the proxy, fetched once
+demo-envoy:
+	envoy=$$(test/fetch-envoy.sh) && go run ./cmd/epp demo --envoy "$$envoy"
 
 ## demo-check: the demo against random and least-connections routing, by number
 demo-check: build

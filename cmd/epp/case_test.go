@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zeromq/zmq4"
+	"github.com/vmihailenco/msgpack/v5"
+
 	"epp.internal/epp"
 	"epp.internal/epp/config"
 	"epp.internal/epp/decision"
@@ -121,6 +124,56 @@ func direct(t *testing.T, r *rig, e *epptest.Engine, text string) {
 	if p := r.postTo(e.URL()+"/v1/chat/completions", body); p.status != http.StatusOK {
 		t.Fatalf("%d %s %v", p.status, p.body, p.err)
 	}
+}
+
+// TestCaseB2MalformedFrames: an event socket sends frames that are none. The
+// picker lives, each kind is counted by its reason, and the one good batch that
+// follows is applied.
+func TestCaseB2MalformedFrames(t *testing.T) {
+	pub := zmq4.NewPub(t.Context())
+	defer pub.Close()
+	if err := pub.Listen("tcp://127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, options{engines: 1, unsettled: true, config: func(c *config.Config, _ []*epptest.Engine) {
+		c.Pool.Endpoints[0].Events = pub.Addr().String()
+	}})
+	r.until("the model is known", func() bool { return r.state("A").Listed })
+	seq := func(n byte) []byte { return []byte{0, 0, 0, 0, 0, 0, 0, n} }
+	good, err := msgpack.Marshal([]any{1.5, []any{map[string]any{
+		"type": "BlockStored", "block_hashes": []uint64{1}, "parent_block_hash": nil, "token_ids": make([]int, 16), "block_size": 16,
+	}}, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func(frames ...[]byte) {
+		if err := pub.SendMulti(zmq4.NewMsgFrom(frames...)); err != nil {
+			t.Error(err)
+		}
+	}
+	// The subscription takes a moment to arrive at the publisher, and what is sent
+	// before is lost, so all is said again until the good batch has come.
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for n := byte(0); r.state("A").Blocks == 0; n += 4 {
+		send([]byte("alone"))
+		send([]byte(""), seq(n))
+		send([]byte(""), seq(n), good, []byte("a fourth"))
+		send([]byte(""), []byte("abc"), good)
+		send([]byte(""), seq(n), nil)
+		send([]byte(""), seq(n+1), []byte{0xc1, 0xff, 0x00})
+		send([]byte(""), seq(n+2), []byte{7})
+		send([]byte(""), seq(n+3), good)
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			t.Fatalf("the good batch was not applied\n%s", r.log)
+		}
+	}
+	if n := r.metric("epp_kv_event_bad_messages_total", "reason="); n < 6 {
+		t.Errorf("%v bad messages were counted", n)
+	}
+	r.must([]message{user("still alive")}, 1)
 }
 
 // TestCaseA3ClearedCache: A and B hold the prompt, A clears its cache. All 50
@@ -277,21 +330,30 @@ func TestCaseC3ToolsAreInThePrefix(t *testing.T) {
 	}
 	said := []message{user("Which tool helps?")}
 	homes := map[string]string{}
-	// The first of each at once, before anything is cached anywhere.
+	// The first of each at once: answers are held until both are picked, so that
+	// the second goes to the endpoint that is idle.
 	for _, e := range r.engines {
-		e.HoldEvents(true)
+		e.HoldAnswers(true)
 	}
-	for _, set := range []string{t1, t2} {
-		homes[set] = r.must(said, 4, "tools", set).servedBy
+	first := make([]*reply, 2)
+	var wg sync.WaitGroup
+	for i, set := range []string{t1, t2} {
+		wg.Go(func() { first[i] = r.chat(said, 4, "tools", set) })
 	}
+	r.until("both are picked", func() bool { return r.decisions() == 2 })
 	for _, e := range r.engines {
-		e.HoldEvents(false)
+		e.HoldAnswers(false)
+	}
+	wg.Wait()
+	homes[t1], homes[t2] = first[0].servedBy, first[1].servedBy
+	if homes[t1] == homes[t2] || homes[t1] == "" {
+		t.Fatalf("both went to %q", homes[t1])
 	}
 	r.caughtUp()
 	for i := range 20 {
 		for _, set := range []string{t1, t2} {
 			p := r.must(said, 4, "tools", set)
-			if p.servedBy != homes[set] && homes[t1] != homes[t2] {
+			if p.servedBy != homes[set] {
 				t.Errorf("round %d: went to %s, its first to %s", i, p.servedBy, homes[set])
 			}
 			if r.matchRatio(p) < 0.9 {
@@ -301,7 +363,7 @@ func TestCaseC3ToolsAreInThePrefix(t *testing.T) {
 	}
 	rec := r.record(r.must(said, 4, "tools", t1))
 	for i := range rec.Candidates {
-		if c := &rec.Candidates[i]; c.Name != homes[t1] && homes[t1] != homes[t2] && rec.MatchRatio(i) > 0.2 {
+		if c := &rec.Candidates[i]; c.Name != homes[t1] && rec.MatchRatio(i) > 0.2 {
 			t.Errorf("%s holds the other set and matches %.2f of this one", c.Name, rec.MatchRatio(i))
 		}
 	}
@@ -365,6 +427,31 @@ func TestCaseD2TiesSpread(t *testing.T) {
 	}
 	t.Run("first", run)
 	t.Run("after a restart", run)
+}
+
+// TestCaseD2ReplicasDoNotChooseInStep: two pickers in front of the same idle
+// endpoints, asked the same questions in the same order, choose differently.
+func TestCaseD2ReplicasDoNotChooseInStep(t *testing.T) {
+	one := newRig(t, options{engines: 3})
+	two := newRig(t, options{config: func(c *config.Config, _ []*epptest.Engine) {
+		for _, e := range one.engines {
+			c.Pool.Endpoints = append(c.Pool.Endpoints, config.Endpoint{Name: e.Name(), Address: e.Address()})
+		}
+	}})
+	same := 0
+	var replies []*reply
+	for i := range 150 {
+		said := []message{user(fmt.Sprint("question ", i))}
+		a, b := one.must(said, 1), two.must(said, 1)
+		if a.servedBy == b.servedBy {
+			same++
+		}
+		replies = append(replies, a, b)
+	}
+	even(t, servedBy(replies), "A", "B", "C")
+	if same > 90 { // 50 by chance; the standard deviation is 6
+		t.Errorf("%d of 150 went to the same endpoint", same)
+	}
 }
 
 // TestCaseE1RenamedMetric: the KV usage is read under its old name and its new
@@ -462,6 +549,23 @@ func TestCaseE3AbsurdValues(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCaseE3AllEqual: five endpoints that report the same: no difference to divide
+// by, and an even spread.
+func TestCaseE3AllEqual(t *testing.T) {
+	var fixed []config.Endpoint
+	for _, name := range []string{"A", "B", "C", "D", "F"} {
+		fixed = append(fixed, config.Endpoint{Name: name, Address: absurdEngine(t, "vllm:num_requests_waiting", "3")})
+	}
+	r := newRig(t, options{unsettled: true, config: func(c *config.Config, _ []*epptest.Engine) { c.Pool.Endpoints = fixed }})
+	for _, e := range fixed {
+		r.until("its page is read", func() bool { return r.state(e.Name).Signals.Waiting.Known && r.state(e.Name).Listed })
+	}
+	for i := range 200 {
+		r.must([]message{user(fmt.Sprint(i))}, 1)
+	}
+	even(t, r.picks(), "A", "B", "C", "D", "F")
 }
 
 // absurdEngine is an engine whose page holds one absurd value, and that answers
@@ -588,6 +692,28 @@ func TestCaseJ4DeadEndpoint(t *testing.T) {
 			r.atRest()
 		})
 	}
+	t.Run("is gone under load", func(t *testing.T) {
+		r := newRig(t, options{engines: 2})
+		r.engine("A").Crash()
+		for i := range 20 { // A looks idle, and each of these is retried until it is left out
+			r.must([]message{user(fmt.Sprint("after the crash ", i))}, 1)
+		}
+		r.until("A is left out", func() bool { return r.state("A").Signals.Health < 0.3 })
+		r.forget()
+		if n := servedBy(r.all(100, func(i int) []message { return []message{user(fmt.Sprint("at once ", i))} }, 5)); n["B"] != 100 {
+			t.Errorf("served by %v", n)
+		}
+		if err := r.engine("A").Restart(); err != nil {
+			t.Fatal(err)
+		}
+		for round := 0; r.picks()["A"] < 20; round++ { // by one try first, then by what B has no room for
+			r.all(16, func(i int) []message { return []message{user(fmt.Sprint("it is back ", round, i))} }, 5)
+			if round > 200 {
+				t.Fatalf("A does not come back: %v", r.picks())
+			}
+		}
+		r.atRest()
+	})
 	t.Run("resets in the stream", func(t *testing.T) {
 		r := newRig(t, options{engines: 2})
 		for _, e := range r.engines {

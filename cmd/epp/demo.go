@@ -55,10 +55,11 @@ fresh engines, and goes on serving until it is interrupted, for your own curl.`,
 			return d.run(cmd.Context())
 		},
 	}
-	cmd.Flags().DurationVar(&d.length, "for", demoFor, "length of each of the three runs, at least 5s")
+	cmd.Flags().DurationVar(&d.length, "for", demoFor, "length of each of the three runs, at least 10s")
 	cmd.Flags().BoolVar(&d.json, "json", false, "print one JSON object with the results and end")
-	cmd.Flags().StringVar(&d.listen, "listen", ":8080", "the proxy's address")
+	cmd.Flags().StringVar(&d.listen, "listen", ":8080", "the API's address")
 	cmd.Flags().StringVar(&d.metrics, "metrics", ":9090", "the metrics page's address")
+	cmd.Flags().StringVar(&d.envoy, "envoy", "", "path of an Envoy, which then stands in place of the proxy (make demo-envoy fetches one)")
 	cmd.Flags().Uint64Var(&d.seed, "seed", 1, "seed of the conversations and of random routing")
 	return cmd
 }
@@ -70,6 +71,7 @@ type demo struct {
 	length          time.Duration
 	json            bool
 	listen, metrics string
+	envoy           string // path of the binary; empty: the proxy serves
 	seed            uint64
 
 	tok *tokenize.Tokenizer
@@ -95,8 +97,8 @@ type demoMillis struct {
 }
 
 func (d *demo) run(ctx context.Context) error {
-	if d.length < 5*time.Second {
-		return fmt.Errorf("--for: %v: must be at least 5s: the engines would have to run more than %d times faster than the profile", d.length, demoSeconds/5)
+	if d.length < 10*time.Second {
+		return fmt.Errorf("--for: %v: must be at least 10s: the engines would have to run more than %.1f times faster than the profile, and this machine would be what is measured", d.length, demoSeconds/10.0)
 	}
 	model, settings := demotok.Files()
 	var err error
@@ -128,19 +130,29 @@ func (d *demo) serve(ctx context.Context, engines []*epptest.Engine) error {
 	if err != nil {
 		return err
 	}
-	ready := make(chan [2]string, 1)
+	ready := make(chan addresses, 1)
 	served := make(chan error, 1)
-	go func() { served <- sys.run(ctx, func(proxy, metrics string) { ready <- [2]string{proxy, metrics} }) }()
-	var at [2]string
+	go func() { served <- sys.run(ctx, func(at addresses) { ready <- at }) }()
+	var at addresses
 	select {
 	case err := <-served:
 		return err
 	case at = <-ready:
 	}
-	if !d.json {
-		d.greet(at[0], at[1])
+	api := at.proxy
+	if d.envoy != "" {
+		front, err := d.startEnvoy(ctx, sys.cfg, at.extproc)
+		if err != nil {
+			cancel()
+			return errors.Join(err, <-served)
+		}
+		defer front.stop()
+		api = front.address
 	}
-	result, err := d.samples(ctx, sys, at[0], engines, screen)
+	if !d.json {
+		d.greet(api, at.metrics)
+	}
+	result, err := d.samples(ctx, sys, api, engines, screen)
 	if err == nil && d.json {
 		err = d.printJSON(result)
 	}
@@ -154,7 +166,7 @@ func (d *demo) serve(ctx context.Context, engines []*epptest.Engine) error {
 		}
 		return err
 	}
-	d.conclude(at[0], result)
+	d.conclude(api, result)
 	return <-served
 }
 
@@ -204,7 +216,10 @@ func (d *demo) config(engines []*epptest.Engine) *config.Config {
 	for _, e := range engines {
 		cfg.Pool.Endpoints = append(cfg.Pool.Endpoints, config.Endpoint{Name: e.Name(), Address: e.Address()})
 	}
-	cfg.Listen.Proxy, cfg.Listen.Metrics = d.listen, d.metrics
+	cfg.Listen = config.Listen{Proxy: d.listen, Metrics: d.metrics}
+	if d.envoy != "" {
+		cfg.Listen = config.Listen{ExtProc: "127.0.0.1:0", Metrics: d.metrics}
+	}
 	cfg.Timeouts.Drain.Duration = time.Millisecond
 	return cfg
 }
@@ -265,13 +280,13 @@ func isTerminal(w io.Writer) bool {
 }
 
 func (d *demo) greet(proxy, page string) {
-	fmt.Fprintf(d.out, `epp demo: %d simulated vLLM engines (profile %s, %.1f times faster than life) behind one picker
+	fmt.Fprintf(d.out, `epp demo: %d simulated vLLM engines (profile %s, %.1f times faster than life) behind %s
   API      http://%s/v1/chat/completions    metrics  http://%s/metrics
   try      %s
 
 %d conversations of %d turns: a shared system text of %d tokens, %d a question, %d an answer
 
-`, demoEngines, demoProfile, d.speed(), localhost(proxy), localhost(page), curlLine(proxy),
+`, demoEngines, demoProfile, d.speed(), d.front(), localhost(proxy), localhost(page), curlLine(proxy),
 		demoConversations, demoTurns, demoSystemTokens, demoUserTokens, demoAnswerTokens)
 }
 

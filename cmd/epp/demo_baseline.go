@@ -48,19 +48,22 @@ func (b *baseline) pick(_ context.Context, in picker.Incoming) (proxy.Carried, e
 	defer b.mu.Unlock()
 	i := b.choose(b)
 	b.inFlight[i]++
-	return &sent{b: b, i: i, body: in.Body}, nil
+	return &sent{b: b, i: i, in: in}, nil
 }
 
 // sent is a request that a baseline has sent.
 type sent struct {
 	b    *baseline
 	i    int
-	body []byte
+	in   picker.Incoming
 	once sync.Once
 }
 
 // Target is the endpoint that was chosen.
-func (s *sent) Target() (epp.Endpoint, []byte) { return s.b.endpoints[s.i], s.body }
+func (s *sent) Target() (epp.Endpoint, []byte) { return s.b.endpoints[s.i], s.in.Body }
+
+// Encoding is what the body came in.
+func (s *sent) Encoding() string { return s.in.ContentEncoding }
 
 // Next gives up: these do not try again.
 func (s *sent) Next(picker.Outcome) bool { return false }

@@ -175,7 +175,7 @@ func (t *turn) read(stream io.Reader, sent time.Time) (answer string, err error)
 		}
 		if data == "[DONE]" {
 			done = true
-			break
+			continue // to the end of the stream, as a client that is not in a hurry
 		}
 		var chunk struct {
 			Choices []struct{ Delta struct{ Content string } }

@@ -3,6 +3,7 @@
 //
 //	epp demo                    four simulated engines, a proxy, sample conversations
 //	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
+//	epp envoy-config            an Envoy configuration for the pool
 //	epp version
 package main
 
@@ -42,7 +43,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), versionCommand())
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -25,7 +26,15 @@ import (
 	"epp.internal/epp/tokenize"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests, or is the command itself where a test has started it
+// as one.
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds what a test waits for. Nothing is measured by it.
 const patience = 60 * time.Second
@@ -38,6 +47,7 @@ type rig struct {
 	sys     *system
 	url     string // the proxy's
 	page    string // the metrics page's
+	at      addresses
 	log     *logLines
 	tok     *tokenize.Tokenizer
 	client  *http.Client
@@ -135,10 +145,8 @@ func (r *rig) start(cfg *config.Config, o options) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	ready, done := make(chan [2]string, 1), make(chan error, 1)
-	go func() {
-		done <- r.sys.run(ctx, func(proxy, metrics string) { ready <- [2]string{"http://" + proxy, "http://" + metrics} })
-	}()
+	ready, done := make(chan addresses, 1), make(chan error, 1)
+	go func() { done <- r.sys.run(ctx, func(at addresses) { ready <- at }) }()
 	r.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	t.Cleanup(func() {
 		r.client.CloseIdleConnections()
@@ -147,8 +155,8 @@ func (r *rig) start(cfg *config.Config, o options) {
 			t.Errorf("run: %v", err)
 		}
 	})
-	at := <-ready
-	r.url, r.page = at[0], at[1]
+	r.at = <-ready
+	r.url, r.page = "http://"+r.at.proxy, "http://"+r.at.metrics
 	if !o.unsettled {
 		r.until("the fleet is known", r.sys.settled)
 	}

@@ -42,8 +42,8 @@ func serveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.run(cmd.Context(), func(proxy, metrics string) {
-				log.Info("serving", "proxy", proxy, "metrics", metrics, "endpoints", len(cfg.Pool.Endpoints), "version", version)
+			return s.run(cmd.Context(), func(at addresses) {
+				log.Info("serving", "proxy", at.proxy, "metrics", at.metrics, "extProc", at.extproc, "health", at.health, "endpoints", len(cfg.Pool.Endpoints), "version", version)
 			})
 		},
 	}

@@ -49,14 +49,15 @@ func TestExample4ConversationStays(t *testing.T) {
 // request, so each pick is one more in a queue: the hot endpoint takes 20 until
 // its queue is full, the other three 10 each. Engines hold answers and events
 // until the 50 picks are made, pages are read all the while, and none fails.
-func TestExample5BurstSpreads(t *testing.T) {
-	r := newRig(t, options{
-		engines: 4,
-		engine:  func(_ int, c *epptest.EngineConfig) { c.Engine.MaxRunning = 4 },
-		config: func(c *config.Config, _ []*epptest.Engine) {
-			c.Load.MaxRunning = 4
-		},
-	})
+func TestExample5BurstSpreads(t *testing.T) { burst(t, newRig(t, burstOptions)) }
+
+var burstOptions = options{
+	engines: 4,
+	engine:  func(_ int, c *epptest.EngineConfig) { c.Engine.MaxRunning = 4 },
+	config:  func(c *config.Config, _ []*epptest.Engine) { c.Load.MaxRunning = 4 },
+}
+
+func burst(t *testing.T, r *rig) {
 	prefix := words(1, 640)
 	hot := r.must([]message{user(prefix)}, 1).servedBy
 	r.caughtUp()
@@ -178,6 +179,23 @@ func TestLedgerIsZeroAtRest(t *testing.T) {
 			t.Errorf("status %d %s", p.status, p.body)
 		}
 		r.atRest()
+	})
+	t.Run("refused by the endpoint, and its retry", func(t *testing.T) {
+		both(epptest.Fault{})
+		for _, e := range r.engines {
+			if err := e.RefuseConnections(true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if p := r.chat(said, 5); p.status != 503 {
+			t.Errorf("status %d %s", p.status, p.body)
+		}
+		r.atRest()
+		for _, e := range r.engines {
+			if err := e.RefuseConnections(false); err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
 	t.Run("refusal", func(t *testing.T) {
 		if p := r.post("/v1/chat/completions", map[string]any{"model": "unknown", "messages": said}); p.status != 404 {

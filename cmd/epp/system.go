@@ -4,18 +4,21 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"epp.internal/epp"
 	"epp.internal/epp/block"
 	"epp.internal/epp/config"
 	"epp.internal/epp/decision"
+	"epp.internal/epp/extproc"
 	"epp.internal/epp/fleet"
 	"epp.internal/epp/kvevents"
 	"epp.internal/epp/kvindex"
@@ -37,9 +40,14 @@ type system struct {
 	picker  *picker.Picker
 	metrics *metrics.Metrics
 	proxy   *proxy.Proxy
+	extproc *extproc.Server
 	readers *scrape.Group
 	client  *http.Client
 	ring    *decision.Ring
+
+	// unread counts the endpoints whose page was not asked for once yet: until it
+	// is 0 the picker is not ready.
+	unread atomic.Int64
 }
 
 // watch sees what happens beside the metrics. A nil func is not called.
@@ -67,7 +75,8 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning})
 	s.metrics = metrics.New(metrics.Options{Version: version, Models: cfg.ModelNames(), Snapshot: s.snapshot})
 	s.picker = picker.New(picker.Options{
-		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, Models: rules(cfg), Ring: s.ring, Log: log,
+		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, Models: rules(cfg), Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
+		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes),
 		Hooks: picker.Hooks{
 			Decided: func(rec *decision.Record) {
 				s.metrics.Decision(rec)
@@ -90,6 +99,15 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 			RetryDenied: func(o picker.Outcome) { s.metrics.RetryDenied(o.String()) },
 			CutOff:      func(o picker.Outcome) { s.metrics.CutOff(o.String()) },
 		},
+	})
+	s.unread.Store(int64(len(cfg.Pool.Endpoints)))
+	s.extproc = extproc.NewServer(extproc.Options{
+		Pick: extproc.By(s.picker), Ready: func() bool { return s.unread.Load() <= 0 }, Logger: log,
+		Insecure: cfg.TLS.Insecure, CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key,
+		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), DrainTime: cfg.Timeouts.Drain.Duration,
+		Hooks: extproc.Hooks{Ended: func(e extproc.StreamEnd) {
+			s.metrics.Stream(e.Outcome, e.RequestMode, e.ResponseMode, e.Elsewhere)
+		}},
 	})
 	s.readers = &scrape.Group{
 		Client: s.client, Names: scrape.VLLM, Log: log,
@@ -146,51 +164,75 @@ func (s *system) snapshot() metrics.Snapshot {
 	return snap
 }
 
-// run serves until ctx ends, then drains. ready is called with the addresses
-// that are listened on, proxy and metrics; an address that is not is empty.
-func (s *system) run(ctx context.Context, ready func(proxy, metrics string)) error {
-	front, err := listen(s.cfg.Listen.Proxy)
-	if err != nil {
-		return err
-	}
-	back, err := listen(s.cfg.Listen.Metrics)
-	if err != nil {
-		return errors.Join(err, front.close())
+// addresses are where a system listens; an address that it does not is empty.
+type addresses struct{ proxy, metrics, extproc, health string }
+
+// run serves until ctx ends, then drains. ready is called once all listen.
+func (s *system) run(ctx context.Context, ready func(addresses)) error {
+	var ls [4]listener
+	at := s.cfg.Listen
+	for i, a := range [...]struct{ setting, address string }{
+		{"listen.proxy", at.Proxy}, {"listen.metrics", at.Metrics}, {"listen.extProc", at.ExtProc}, {"listen.health", at.Health},
+	} {
+		var err error
+		if ls[i], err = listen(a.setting, a.address); err != nil {
+			for _, l := range ls[:i] {
+				err = errors.Join(err, l.close())
+			}
+			return err
+		}
 	}
 	follow, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, e := range s.cfg.Pool.Endpoints {
-		m := s.fleet.Join(epp.Endpoint{Name: e.Name, Address: e.Address, Labels: e.Labels})
+		m := s.fleet.Join(epp.Endpoint{Name: e.Name, Address: e.Address})
 		wg.Go(func() { s.follow(follow, e, m) })
 	}
 	wg.Go(func() { s.expire(follow) })
 	pages := s.pages()
-	failed := make(chan error, 2)
-	back.serve(&wg, pages.Serve, failed)
-	front.serve(&wg, s.proxy.Serve, failed)
-	ready(front.address(), back.address())
+	failed := make(chan error, len(ls))
+	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth} {
+		ls[i].serve(&wg, serve, failed)
+	}
+	ready(addresses{ls[0].address(), ls[1].address(), ls[2].address(), ls[3].address()})
+	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
-	drain, cancel := context.WithTimeout(context.Background(), s.cfg.Timeouts.Drain.Duration+s.cfg.Timeouts.Finish.Duration)
-	defer cancel()
-	err = errors.Join(err, s.proxy.Shutdown(drain), pages.Close())
+	err = errors.Join(err, s.drain(), pages.Close())
 	stop()
 	wg.Wait()
 	s.client.CloseIdleConnections()
 	return err
 }
 
+// drain lets what is under way end: both ways in say that they are leaving, take
+// what still comes for a while, and then wait for the last answer.
+func (s *system) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeouts.Drain.Duration+s.cfg.Timeouts.Finish.Duration)
+	defer cancel()
+	var wg sync.WaitGroup
+	var front, side error
+	wg.Go(func() { front = s.proxy.Shutdown(ctx) })
+	wg.Go(func() { side = s.extproc.Shutdown(ctx) })
+	wg.Wait()
+	return errors.Join(front, side)
+}
+
 // listener is a listener that may not be wanted: without an address it is nil.
 type listener struct{ net.Listener }
 
-func listen(address string) (listener, error) {
+// listen opens the address of a setting, named for the error.
+func listen(setting, address string) (listener, error) {
 	if address == "" {
 		return listener{}, nil
 	}
 	l, err := net.Listen("tcp", address)
-	return listener{l}, err
+	if err != nil {
+		return listener{}, fmt.Errorf("%s: %q cannot be listened on: %w: choose another address, or end what has it", setting, address, err)
+	}
+	return listener{l}, nil
 }
 
 func (l listener) address() string {
@@ -251,7 +293,7 @@ func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.hear(ctx, e, m) })
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address}, sink{m, s, s.log}) // ends with ctx
+	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address}, &sink{Member: m, s: s, log: s.log}) // ends with ctx
 }
 
 // hear subscribes to the endpoint's KV events, where it has some.
@@ -262,7 +304,7 @@ func (s *system) hear(ctx context.Context, e config.Endpoint, m *fleet.Member) {
 	}
 	log := s.log.With("pod", e.Name)
 	sub := kvevents.Subscriber{
-		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: sink{m, s, log}, Log: log,
+		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: &sink{Member: m, s: s, log: log}, Log: log,
 		Hooks: kvevents.Hooks{
 			Event:   func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) },
 			Bad:     func(r kvevents.Reason) { s.metrics.KVBad(string(r)) },
@@ -322,26 +364,36 @@ const askAgain = 2 * time.Second
 // sink is a member whose writing can be watched, and read in the log at TRACE.
 type sink struct {
 	*fleet.Member
-	s   *system
-	log *slog.Logger
+	s    *system
+	log  *slog.Logger
+	read sync.Once
+}
+
+// Failed passes on that a reading could not be had: it was tried, so it is not
+// waited for.
+func (k *sink) Failed(now time.Time, err error) {
+	k.Member.Failed(now, err)
+	k.read.Do(func() { k.s.unread.Add(-1) })
+	k.s.watch.changed()
 }
 
 // Load passes a reading on.
-func (k sink) Load(mark int, began time.Time, l epp.Load) {
+func (k *sink) Load(mark int, began time.Time, l epp.Load) {
 	k.Member.Load(mark, began, l)
+	k.read.Do(func() { k.s.unread.Add(-1) })
 	k.log.Log(context.Background(), picker.LevelTrace, "read", "pod", k.Endpoint().Name,
 		"waiting", l.Waiting.Value, "running", l.Running.Value, "kvUsage", l.KVUsage.Value, "adapters", l.Adapters, "asleep", l.Asleep)
 	k.s.watch.changed()
 }
 
 // Models passes a list of models on.
-func (k sink) Models(models []epp.Model) {
+func (k *sink) Models(models []epp.Model) {
 	k.Member.Models(models)
 	k.s.watch.changed()
 }
 
 // Apply passes events on. The log shows their sizes only.
-func (k sink) Apply(now time.Time, events []epp.BlockEvent) {
+func (k *sink) Apply(now time.Time, events []epp.BlockEvent) {
 	k.Member.Apply(now, events)
 	if k.log.Enabled(context.Background(), picker.LevelTrace) {
 		for i := range events {
@@ -354,13 +406,13 @@ func (k sink) Apply(now time.Time, events []epp.BlockEvent) {
 }
 
 // Reset passes a restart on.
-func (k sink) Reset(now time.Time) {
+func (k *sink) Reset(now time.Time) {
 	k.Member.Reset(now)
 	k.s.watch.changed()
 }
 
 // Incomplete passes on whether blocks may be missing.
-func (k sink) Incomplete(now time.Time, incomplete bool) {
+func (k *sink) Incomplete(now time.Time, incomplete bool) {
 	k.Member.Incomplete(now, incomplete)
 	k.s.watch.changed()
 }

@@ -1,0 +1,172 @@
+// Command table measures the core beside its peers, twins and floors, in one run,
+// and prints the table of rows 1 to 5 as Markdown.
+//
+//	go run ./bench/table                  # ours, the naive twins, the floors
+//	go run ./bench/table -dynamo BINARY   # and the built bench/peers/dynamo
+//
+// Absolute times move with the machine and with what else runs on it; ratios
+// within one run do not move much. A figure is the median of many short passes:
+// on a busy machine few of them are interrupted.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// figure is one line of the table.
+type figure struct {
+	row, work, unit string
+	ours            float64
+	// twin is the same by the naive twin, floor what cannot be beaten in Go or is
+	// the library's; 0: none.
+	twin, floor float64
+	// peer names a figure of the peer's output, up to the slash.
+	peer string
+}
+
+func main() {
+	dynamo := flag.String("dynamo", "", "path of the built bench/peers/dynamo; empty: no peer")
+	flag.Parse()
+	if err := run(*dynamo); err != nil {
+		fmt.Fprintln(os.Stderr, "table:", err)
+		os.Exit(1)
+	}
+}
+
+func run(dynamo string) error {
+	figures := hashing()
+	figures = append(figures, picking()...)
+	figures = append(figures, conversation()...)
+	figures = append(figures, index()...)
+	peer := map[string]string{}
+	if dynamo != "" {
+		var err error
+		if peer, err = peerFigures(dynamo); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("%s, %d CPUs, %s\n\n", cpu(), runtime.NumCPU(), runtime.Version())
+	print(figures, peer)
+	return nil
+}
+
+// print writes the table as Markdown.
+func print(figures []figure, peer map[string]string) {
+	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
+	fmt.Fprintln(tw, "| row\t| work\t| unit\t| ours\t| naive twin\t| floor\t| dynamo-kv-router 1.6.1\t|")
+	fmt.Fprintln(tw, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
+	for _, f := range figures {
+		theirs := peer[f.peer]
+		if theirs == "" {
+			theirs = "–"
+		}
+		fmt.Fprintf(tw, "| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n",
+			f.row, f.work, f.unit, number(f.ours), number(f.twin), number(f.floor), theirs)
+	}
+	tw.Flush()
+}
+
+func number(v float64) string {
+	switch {
+	case v == 0:
+		return "–"
+	case v < 100:
+		return fmt.Sprintf("%.3g", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+// median runs f that often and returns its median time.
+func median(passes int, f func()) time.Duration {
+	times := make([]time.Duration, passes)
+	for i := range times {
+		start := time.Now()
+		f()
+		times[i] = time.Since(start)
+	}
+	slices.Sort(times)
+	return times[passes/2]
+}
+
+// micros is the median of passes of n times f, in microseconds for one.
+func micros(passes, n int, f func(i int)) float64 {
+	d := median(passes, func() {
+		for i := range n {
+			f(i)
+		}
+	})
+	return float64(d.Nanoseconds()) / float64(n) / 1e3
+}
+
+// peerFigures runs the peer's bench and returns its figures by name: times in
+// microseconds, with the tree's name where there are two.
+func peerFigures(binary string) (map[string]string, error) {
+	path, err := conversationFile()
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(path)
+	cmd := exec.Command(binary, path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", binary, err)
+	}
+	figures := map[string]string{}
+	lines := bufio.NewScanner(bytes.NewReader(out))
+	for lines.Scan() {
+		var name string
+		var value float64
+		if _, err := fmt.Sscan(lines.Text(), &name, &value); err != nil {
+			return nil, fmt.Errorf("%s: line %q: %w", binary, lines.Text(), err)
+		}
+		row, tree, _ := strings.Cut(name, "/")
+		if strings.HasPrefix(row, "2") {
+			value /= 1e3
+		}
+		if figures[row] != "" {
+			figures[row] += ", "
+		}
+		figures[row] += number(value) + " " + tree
+	}
+	return figures, nil
+}
+
+// conversationFile writes the conversation in the form that the peer reads.
+func conversationFile() (string, error) {
+	var words []uint64
+	for _, r := range conversationRequests() {
+		words = append(words, uint64(r.Endpoint), uint64(stored(&r)), uint64(len(r.Hashes)))
+		for i, h := range r.Hashes {
+			words = append(words, tokensHash(&r, i), h)
+		}
+	}
+	f, err := os.CreateTemp("", "conversation-*")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return f.Name(), binary.Write(f, binary.LittleEndian, words)
+}
+
+// cpu is the processor's name.
+func cpu() string {
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.SplitSeq(string(info), "\n") {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}
