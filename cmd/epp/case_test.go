@@ -556,7 +556,7 @@ func TestCaseE3AbsurdValues(t *testing.T) {
 func TestCaseE3AllEqual(t *testing.T) {
 	var fixed []config.Endpoint
 	for _, name := range []string{"A", "B", "C", "D", "F"} {
-		fixed = append(fixed, config.Endpoint{Name: name, Address: absurdEngine(t, "vllm:num_requests_waiting", "3")})
+		fixed = append(fixed, config.Endpoint{Name: name, Address: absurdEngine(t, "vllm:kv_cache_usage_perc", "0.3")})
 	}
 	r := newRig(t, options{unsettled: true, config: func(c *config.Config, _ []*epptest.Engine) { c.Pool.Endpoints = fixed }})
 	for _, e := range fixed {
