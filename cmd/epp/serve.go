@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -52,23 +54,35 @@ func serveCommand() *cobra.Command {
 	return cmd
 }
 
-// loadTokenizer reads the model's two files. Without a path there is none, and
-// the log says what that means.
+// loadTokenizer reads the model's files: two that it must have, and two that some
+// models have. Without a path there is no tokenizer, and the log says what that
+// means.
 func loadTokenizer(cfg *config.Config, log *slog.Logger) (picker.Tokenizer, error) {
 	dir := cfg.Tokenizer.Path
 	if dir == "" {
 		log.Warn("no tokenizer is configured: prompts match no cached block, only load, queue, health and adapter decide", "setting", "tokenizer.path")
 		return nil, nil
 	}
-	model, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer.path: %w", err)
+	var files tokenize.Files
+	var template []byte
+	for _, f := range []struct {
+		name string
+		to   *[]byte
+		must bool
+	}{
+		{"tokenizer.json", &files.Tokenizer, true},
+		{"tokenizer_config.json", &files.TokenizerConfig, true},
+		{"config.json", &files.Config, false},
+		{"chat_template.jinja", &template, false},
+	} {
+		data, err := os.ReadFile(filepath.Join(dir, f.name))
+		if err != nil && (f.must || !errors.Is(err, fs.ErrNotExist)) {
+			return nil, fmt.Errorf("tokenizer.path: %w", err)
+		}
+		*f.to = data
 	}
-	settings, err := os.ReadFile(filepath.Join(dir, "tokenizer_config.json"))
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer.path: %w", err)
-	}
-	tok, err := tokenize.New(model, settings)
+	files.ChatTemplate = string(template)
+	tok, err := tokenize.Load(files)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer.path: %q: %w", dir, err)
 	}

@@ -6,6 +6,7 @@
 // tokenizer fails, it never skips.
 //
 //	tokenizerJSON, configJSON := testtok.Qwen3(t)
+//	tokenizerJSON, configJSON = testtok.Files(t, "gemma3")
 package testtok
 
 import (
@@ -19,12 +20,13 @@ import (
 // Qwen3 returns tokenizer.json (11 MB) and tokenizer_config.json of Qwen3.
 func Qwen3(t testing.TB) (tokenizerJSON, tokenizerConfigJSON []byte) {
 	t.Helper()
-	return load(t, "qwen3")
+	return Files(t, "qwen3")
 }
 
-// load returns the two files of the tokenizer that test/fetch-tokenizers.sh
-// knows by this name.
-func load(t testing.TB, name string) (tokenizerJSON, tokenizerConfigJSON []byte) {
+// Files returns tokenizer.json (7–33 MB) and tokenizer_config.json of the
+// tokenizer that test/fetch-tokenizers.sh knows by this name: deepseek_v3,
+// gemma3, gptoss, llama3_1, mistral_nemo, qwen2_5 or qwen3.
+func Files(t testing.TB, name string) (tokenizerJSON, tokenizerConfigJSON []byte) {
 	t.Helper()
 	cmd := exec.Command("sh", filepath.Join(root(t), "test", "fetch-tokenizers.sh"), name)
 	cmd.Stderr = new(strings.Builder)

@@ -1,9 +1,16 @@
 package bpe
 
+import "strings"
+
 // addedSet finds added tokens in text: a trie over bytes. Matches don't
 // overlap; the leftmost wins, and of several there the longest.
 type addedSet struct {
 	nodes []addedNode // nodes[0] is the root; empty if there are no tokens
+	// starts tells which bytes tokens begin with, for skipping what lies between;
+	// first is one of them, the only one if single.
+	starts [256]bool
+	first  byte
+	single bool
 }
 
 // addedNode has children for the bytes low, low+1, …; 0 means none.
@@ -17,7 +24,10 @@ type addedNode struct {
 func (s *addedSet) add(text string, id uint32) {
 	if len(s.nodes) == 0 {
 		s.nodes = []addedNode{{id: -1}}
+		s.first = text[0]
 	}
+	s.starts[text[0]] = true
+	s.single = text[0] == s.first && (s.single || len(s.nodes) == 1)
 	at := uint32(0)
 	for i := range len(text) {
 		next := s.child(at, text[i])
@@ -60,7 +70,7 @@ func (s *addedSet) find(text string, from int) (start, end int, id uint32, ok bo
 	if len(s.nodes) == 0 {
 		return 0, 0, 0, false
 	}
-	for start = from; start < len(text); start++ {
+	for start = s.skip(text, from); start < len(text); start = s.skip(text, start+1) {
 		at, found := s.child(0, text[start]), int64(-1)
 		for i := start; at != 0; {
 			i++
@@ -77,4 +87,19 @@ func (s *addedSet) find(text string, from int) (start, end int, id uint32, ok bo
 		}
 	}
 	return 0, 0, 0, false
+}
+
+// skip returns the offset of the first byte at or after from that a token begins
+// with, the length of text if there is none.
+func (s *addedSet) skip(text string, from int) int {
+	if s.single {
+		if n := strings.IndexByte(text[from:], s.first); n >= 0 {
+			return from + n
+		}
+		return len(text)
+	}
+	for from < len(text) && !s.starts[text[from]] {
+		from++
+	}
+	return from
 }

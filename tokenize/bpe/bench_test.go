@@ -50,11 +50,7 @@ func benchTexts(b *testing.B, t *Tokenizer) map[string][]string {
 // CPU's caches flushed too (flushed). best-µs/op is the fastest run of all: on a
 // shared machine the mean says more of the neighbours.
 func BenchmarkAppend(b *testing.B) {
-	data, _ := testtok.Qwen3(b)
-	t, err := Load(data)
-	if err != nil {
-		b.Fatal(err)
-	}
+	t := Qwen3(b)
 	texts := benchTexts(b, t)
 	for _, name := range []string{"docs", "code", "unicode", "chat"} {
 		b.Run(name+"/warm", func(b *testing.B) { benchAppend(b, t, texts[name], func(int) {}) })
@@ -116,11 +112,7 @@ func BenchmarkLoad(b *testing.B) {
 // BenchmarkMerge compares the two ways to merge one word: by scanning and by the
 // heap, at the lengths around which they cross (shortSymbols).
 func BenchmarkMerge(b *testing.B) {
-	data, _ := testtok.Qwen3(b)
-	t, err := Load(data)
-	if err != nil {
-		b.Fatal(err)
-	}
+	t := Qwen3(b)
 	word := "internationalizationandmultilingualcharacteristics"
 	var dst []uint32
 	for _, n := range []int{8, 24, 48} {

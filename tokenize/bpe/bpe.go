@@ -11,14 +11,24 @@ import (
 type Tokenizer struct {
 	unicode *unicodeTables
 	scan    scanner
+	way     string
 	nfc     bool
+	// metaspace is true for Gemma's way, false for the byte-level one.
+	metaspace bool
+	forms     metaspaceForms
 
 	raw        addedSet // found before normalization
 	normalized addedSet // found after it
 	added      map[string]uint32
 	special    map[uint32]bool // added tokens that DecodePlain leaves out
 
-	bytes [256]uint32 // the token of each byte
+	// The tokens that merging starts from: those of whole characters as far as
+	// chars has them, else those of the bytes. In the metaspace way bytes has the
+	// characters' tokens for ASCII.
+	bytes   [256]uint32
+	byteIDs map[uint32]bool // the metaspace way's tokens of bytes alone
+	chars   charTable
+
 	pairs pairTable
 	words wordTable
 	texts textTable
@@ -55,9 +65,7 @@ func (t *Tokenizer) AppendSpecial(dst []uint32, text string) []uint32 {
 
 // appendPiece appends the IDs of what stands between two raw added tokens.
 func (t *Tokenizer) appendPiece(dst []uint32, text string) []uint32 {
-	if t.nfc {
-		text = t.unicode.nfc(text)
-	}
+	text = t.normalize(text)
 	for at := 0; at < len(text); {
 		start, end, id, ok := t.normalized.find(text, at)
 		if !ok {
@@ -67,6 +75,18 @@ func (t *Tokenizer) appendPiece(dst []uint32, text string) []uint32 {
 		at = end
 	}
 	return dst
+}
+
+// normalize returns text in the normal form. It is text itself if that is so
+// already.
+func (t *Tokenizer) normalize(text string) string {
+	if t.nfc {
+		text = t.unicode.nfc(text)
+	}
+	if t.metaspace && strings.Contains(text, metaspace) {
+		text = strings.ReplaceAll(text, metaspace, " ")
+	}
+	return text
 }
 
 // appendWords appends the IDs of text without added tokens.
@@ -101,20 +121,19 @@ func (t *Tokenizer) appendWord(dst []uint32, word string) []uint32 {
 // Decode returns the text of ids: the bytes of all tokens, added ones included,
 // with U+FFFD in place of what is not UTF-8. IDs that the tokenizer does not
 // have count as nothing.
-func (t *Tokenizer) Decode(ids []uint32) string {
-	var out strings.Builder
-	for _, id := range ids {
-		out.WriteString(t.texts.text(id))
-	}
-	return validUTF8(out.String())
-}
+func (t *Tokenizer) Decode(ids []uint32) string { return t.decode(ids, nil) }
 
 // DecodePlain is Decode without the tokens that are marked special, as an engine
 // writes an answer.
-func (t *Tokenizer) DecodePlain(ids []uint32) string {
+func (t *Tokenizer) DecodePlain(ids []uint32) string { return t.decode(ids, t.special) }
+
+func (t *Tokenizer) decode(ids []uint32, skip map[uint32]bool) string {
+	if t.metaspace {
+		return t.decodeMetaspace(ids, skip)
+	}
 	var out strings.Builder
 	for _, id := range ids {
-		if !t.special[id] {
+		if !skip[id] {
 			out.WriteString(t.texts.text(id))
 		}
 	}
@@ -127,6 +146,11 @@ func (t *Tokenizer) AddedToken(text string) (id uint32, ok bool) {
 	return id, ok
 }
 
+// Way names how texts are cut into words, by the model that it came with (qwen2,
+// llama3, gpt4o, mistral_nemo, deepseek_v3, gemma), with "+NFC" where they are
+// normalized.
+func (t *Tokenizer) Way() string { return t.way }
+
 // Vocab returns the number of IDs: 1 + the largest one.
 func (t *Tokenizer) Vocab() int { return len(t.texts.start) - 1 }
 
@@ -138,12 +162,27 @@ func (t *Tokenizer) TokenText(id uint32) string { return t.texts.text(id) }
 // may be cut there: the IDs of both sides, joined, are the IDs of the whole.
 // At no other place is that so; a cut after a line end changes the IDs in up to
 // half of the cases. Tokens that are found after normalization alone
-// ("normalized": true) are not among them.
+// ("normalized": true) are among them only where there is none.
 func (t *Tokenizer) Borders(text string) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		_, end, _, ok := t.raw.find(text, 0)
-		for ok && yield(end) {
-			_, end, _, ok = t.raw.find(text, end)
+		for at := 0; ; {
+			start, end, _, ok := t.raw.find(text, at)
+			if !ok {
+				start = len(text)
+			}
+			if !t.nfc && !t.metaspace {
+				_, inner, _, found := t.normalized.find(text[:start], at)
+				for found {
+					if !yield(inner) {
+						return
+					}
+					_, inner, _, found = t.normalized.find(text[:start], inner)
+				}
+			}
+			if !ok || !yield(end) {
+				return
+			}
+			at = end
 		}
 	}
 }

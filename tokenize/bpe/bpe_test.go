@@ -2,6 +2,7 @@ package bpe_test
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"flag"
 	"os"
@@ -11,7 +12,6 @@ import (
 	"testing"
 
 	"epp.internal/epp/epptest/demotok"
-	"epp.internal/epp/internal/testtok"
 	"epp.internal/epp/tokenize/bpe"
 )
 
@@ -22,21 +22,8 @@ var (
 	moreDemo   = flag.String("demo", "", "also compare the demo's tokenizer with this `file` of vectors")
 )
 
-// qwen3 loads Qwen3's tokenizer, once.
-var qwen3Once = sync.OnceValues(func() (*bpe.Tokenizer, error) { return bpe.Load(qwen3JSON) })
-var qwen3JSON []byte
-
-func qwen3(t testing.TB) *bpe.Tokenizer {
-	t.Helper()
-	if qwen3JSON == nil {
-		qwen3JSON, _ = testtok.Qwen3(t)
-	}
-	tok, err := qwen3Once()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tok
-}
+// qwen3 is bpe.Qwen3.
+func qwen3(t testing.TB) *bpe.Tokenizer { return bpe.Qwen3(t) }
 
 // demo loads the demo's tokenizer.
 func demo(t testing.TB) *bpe.Tokenizer {
@@ -183,4 +170,37 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Gemma's settings give the reference's IDs for 400 random texts.
+func TestGemma(t *testing.T) {
+	compare(t, load(t, bpe.LikeGemma(t)), 400, "testdata/gemma_random.jsonl")
+}
+
+// No text comes to a token with a space in Gemma's way: such a file means something
+// else.
+func TestGemmaSpace(t *testing.T) {
+	data := bytes.Replace(bpe.LikeGemma(t), []byte(`"\u003cunk\u003e":0`), []byte(`"a b":0`), 1)
+	if _, err := bpe.Load(data); err == nil || err.Error() != `tokenizer.json: model: vocab: "a b" has a space` {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Bytes that are no UTF-8 decode to one U+FFFD each in Gemma's way, a whole
+// character's to it, and ▁ to a space.
+func TestDecodeGemma(t *testing.T) {
+	tok := load(t, bpe.LikeGemma(t))
+	llama := tok.Append(nil, "🦙")
+	if len(llama) != 4 {
+		t.Fatalf("the llama is %d", llama)
+	}
+	if got := tok.Decode(llama[:3]); got != "\ufffd\ufffd\ufffd" {
+		t.Errorf("three quarters of a llama are %q", got)
+	}
+	if got := tok.Decode(append([]uint32{1 << 30}, llama...)); got != "🦙" {
+		t.Errorf("the whole is %q", got)
+	}
+	if got := tok.Decode(tok.Append(nil, "a ▁b▁▁c")); got != "a  b  c" {
+		t.Errorf("▁ decodes to %q", got)
+	}
 }

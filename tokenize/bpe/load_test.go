@@ -2,6 +2,8 @@ package bpe_test
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,13 +15,17 @@ import (
 
 // TestLoad is testdata/load: "set path=a/b" puts the JSON value below it into
 // the demo's tokenizer.json, "remove path=a/b" takes the member away, "file"
-// loads what is below instead. The answer is what Load says.
+// loads what is below instead. With base=gemma it is the demo's file in Gemma's
+// way. The answer is what Load says.
 func TestLoad(t *testing.T) {
 	datadriven.RunTest(t, "testdata/load", func(t *testing.T, d *datadriven.TestData) string {
 		data := []byte(d.Input)
 		if d.Cmd != "file" {
 			var file, value any
 			original, _ := demotok.Files()
+			if d.HasArg("base") {
+				original = bpe.LikeGemma(t)
+			}
 			if err := json.Unmarshal(original, &file); err != nil {
 				t.Fatal(err)
 			}
@@ -67,8 +73,13 @@ func change(in any, path []string, value any, remove bool) {
 // be used.
 func FuzzLoad(f *testing.F) {
 	demo, _ := demotok.Files()
-	f.Add(demo)
-	f.Add(likeLlama3(f))
+	for _, data := range [][]byte{demo, likeLlama3(f), bpe.LikeGemma(f), bpe.LikeDeepSeek(f)} {
+		data = small(f, data)
+		if _, err := bpe.Load(data); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
 	for _, file := range []string{
 		``, `null`, `[]`, `{`, `{"version":"1.0"}`, `{"version":"1.0","model":{"type":"BPE","vocab":{"a":4294967295}}}`,
 		`{"version":"1.0","model":{"type":"BPE","merges":[["a","b"],"a b",["\"","\\"],[[[]]]]}}`,
@@ -84,4 +95,43 @@ func FuzzLoad(f *testing.F) {
 		tok.Decode(tok.AppendSpecial(nil, "Hello <|im_end|> wörld 123\n\n"))
 		tok.DecodePlain([]uint32{0, uint32(tok.Vocab()), 1 << 31})
 	})
+}
+
+// small returns a tokenizer.json with the first tokens of one alone, which takes
+// 10 KB.
+func small(t testing.TB, data []byte) []byte {
+	t.Helper()
+	var file map[string]any
+	if err := json.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	const kept = 330
+	model := file["model"].(map[string]any)
+	vocab := model["vocab"].(map[string]any)
+	maps.DeleteFunc(vocab, func(_ string, id any) bool { return id.(float64) >= kept })
+	model["merges"] = slices.DeleteFunc(model["merges"].([]any), func(m any) bool {
+		pair, ok := m.([]any)
+		if !ok {
+			left, right, _ := strings.Cut(m.(string), " ")
+			pair = []any{left, right}
+		}
+		_, ok = vocab[pair[0].(string)+pair[1].(string)]
+		return !ok
+	})
+	next := len(vocab)
+	for _, token := range file["added_tokens"].([]any) {
+		token := token.(map[string]any)
+		if id, ok := vocab[token["content"].(string)]; ok {
+			token["id"] = id
+			continue
+		}
+		token["id"] = next
+		next++
+	}
+	file["post_processor"] = nil
+	data, err := json.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }

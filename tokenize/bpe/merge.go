@@ -1,6 +1,9 @@
 package bpe
 
-import "math/bits"
+import (
+	"math/bits"
+	"unicode/utf8"
+)
 
 // shortSymbols is the length up to which a word is merged by scanning all its
 // pairs for the best each time; longer ones, which scanning would cost the
@@ -100,16 +103,17 @@ func (t *pairTable) rank(left, right uint32) uint32 {
 	}
 }
 
-// appendMerged appends the tokens of a word: its bytes, of which the neighbours
-// of the lowest rank are merged, the leftmost first, until none merges.
+// appendMerged appends the tokens of a word: its characters or bytes, of which
+// the neighbours of the lowest rank are merged, the leftmost first, until none
+// merges.
 func (t *Tokenizer) appendMerged(dst []uint32, word string) []uint32 {
-	if len(word) > shortSymbols {
+	if len(word) > utf8.UTFMax*shortSymbols {
 		return t.appendMergedLong(dst, word)
 	}
 	var ids, ranks [shortSymbols]uint32 // ranks[i] is that of ids[i] and ids[i+1]
-	n := len(word)
-	for i := range n {
-		ids[i] = t.bytes[word[i]]
+	n := len(t.appendSymbols(ids[:0], word))
+	if n > shortSymbols {
+		return t.appendMergedLong(dst, word)
 	}
 	for i := range n - 1 {
 		ranks[i] = t.pairs.rank(ids[i], ids[i+1])
@@ -138,11 +142,36 @@ func (t *Tokenizer) appendMerged(dst []uint32, word string) []uint32 {
 	return append(dst, ids[:n]...)
 }
 
+// appendSymbols appends the tokens that the merging of a word starts from.
+func (t *Tokenizer) appendSymbols(dst []uint32, word string) []uint32 {
+	for i := 0; i < len(word); {
+		if word[i] < utf8.RuneSelf {
+			dst = append(dst, t.bytes[word[i]])
+			i++
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(word[i:])
+		if n > 1 {
+			if id, ok := t.chars.find(r, word, i, i+n); ok {
+				dst = append(dst, id)
+				i += n
+				continue
+			}
+		}
+		for ; n > 0; n-- {
+			dst = append(dst, t.bytes[word[i]])
+			i++
+		}
+	}
+	return dst
+}
+
 // appendMergedLong is appendMerged by a heap over a linked list: n log n.
 func (t *Tokenizer) appendMergedLong(dst []uint32, word string) []uint32 {
-	list := make([]symbol, len(word))
-	for i := range list {
-		list[i] = symbol{id: t.bytes[word[i]], prev: int32(i - 1), next: int32(i + 1)}
+	ids := t.appendSymbols(nil, word)
+	list := make([]symbol, len(ids))
+	for i, id := range ids {
+		list[i] = symbol{id: id, prev: int32(i - 1), next: int32(i + 1)}
 	}
 	end := int32(len(list))
 	// rank returns that of list[i] and the symbol after it.

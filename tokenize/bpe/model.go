@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -21,55 +22,118 @@ type model struct {
 
 // readModel reads the vocabulary and the merges, and returns the vocabulary.
 // The texts of added tokens get their place beside the model's own.
-func (t *Tokenizer) readModel(data json.RawMessage, added []addedToken) (map[string]uint32, error) {
-	// The two big members are taken out before the rest is looked at, since
-	// each look at them costs 0.1 s.
-	var members map[string]json.RawMessage
-	if err := unmarshal(data, &members); err != nil {
-		return nil, err
-	}
-	vocabJSON, mergesJSON := members["vocab"], members["merges"]
-	delete(members, "vocab")
-	delete(members, "merges")
-	settings, err := json.Marshal(members)
+func (t *Tokenizer) readModel(text string, added []addedToken) (map[string]uint32, error) {
+	var m model
+	vocab, merges, err := m.read(text)
 	if err != nil {
 		return nil, err
 	}
-	if kind, err := typeOf(settings); err != nil {
-		return nil, err
-	} else if kind != "BPE" {
-		return nil, fmt.Errorf("type %q is not supported; BPE is", kind)
-	}
-	var m model
-	if err := strict(settings, &m); err != nil {
+	if err := m.check(t.metaspace); err != nil {
 		return nil, err
 	}
-	if err := m.check(); err != nil {
+	if t.texts, err = newTextTable(vocab, added, t.metaspace); err != nil {
 		return nil, err
 	}
-	var vocab map[string]uint32
-	if err := unmarshal(vocabJSON, &vocab); err != nil {
-		return nil, fmt.Errorf("vocab: %w", err)
+	read := t.readAlphabet
+	if t.metaspace {
+		read = t.readCharacters
 	}
-	if t.texts, err = newTextTable(vocab, added); err != nil {
+	if err := read(vocab); err != nil {
 		return nil, err
 	}
-	for b, r := range byteAlphabet {
-		id, ok := vocab[string(r)]
-		if !ok {
-			return nil, fmt.Errorf("vocab has no token for the byte 0x%02X (%q)", b, r)
-		}
-		t.bytes[b] = id
-	}
-	if err := t.readMerges(mergesJSON, vocab); err != nil {
+	if err := t.readMerges(merges, vocab); err != nil {
 		return nil, err
+	}
+	if !t.metaspace {
+		t.proveCharacters(vocab)
 	}
 	t.proveWords(vocab, m.IgnoreMerges)
+	if t.metaspace {
+		t.scan = t.metaspaceScanner()
+	}
 	return vocab, nil
 }
 
+// read reads the settings, the vocabulary and the list of merges.
+func (m *model) read(text string) (vocab map[string]uint32, merges []merge, err error) {
+	settings := make(map[string]json.RawMessage)
+	c := cursor{text}
+	if c.peek() == 0 || strings.HasPrefix(c.rest, "null") {
+		return nil, nil, errors.New("type is missing")
+	}
+	err = c.object(func(key string) (err error) {
+		switch {
+		case key == "vocab" && c.peek() == '{':
+			vocab, err = c.vocab()
+		case key == "merges" && c.peek() == '[':
+			merges, err = c.merges()
+		default:
+			var value string
+			value, err = c.raw()
+			settings[key] = json.RawMessage(value)
+		}
+		if err != nil && (key == "vocab" || key == "merges") {
+			err = fmt.Errorf("%s: %w", key, err)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	for key, value := range settings {
+		if !json.Valid(value) {
+			return nil, nil, fmt.Errorf("%s: invalid JSON", key)
+		}
+	}
+	data, err := json.Marshal(settings)
+	if err != nil {
+		return nil, nil, err
+	}
+	if kind, err := typeOf(data); err != nil {
+		return nil, nil, err
+	} else if kind != "BPE" {
+		return nil, nil, fmt.Errorf("type %q is not supported; BPE is", kind)
+	}
+	for _, key := range []string{"vocab", "merges"} {
+		if value, ok := settings[key]; ok && string(value) != "null" {
+			return nil, nil, fmt.Errorf("%s: a JSON object or list belongs there", key)
+		}
+	}
+	return vocab, merges, strict(data, &struct {
+		*model
+		Vocab  any `json:"vocab"` // null, if it is here
+		Merges any `json:"merges"`
+	}{model: m})
+}
+
+// vocab reads the tokens and their IDs.
+func (c *cursor) vocab() (map[string]uint32, error) {
+	vocab := make(map[string]uint32, len(c.rest)/2/bytesPerMerge)
+	err := c.object(func(token string) error {
+		id, err := c.number(maxID)
+		if err != nil {
+			return fmt.Errorf("%q: %w", token, err)
+		}
+		vocab[token] = id
+		return nil
+	})
+	return vocab, err
+}
+
+// readAlphabet finds the tokens of the bytes in the byte-level way.
+func (t *Tokenizer) readAlphabet(vocab map[string]uint32) error {
+	for b, r := range byteAlphabet {
+		id, ok := vocab[string(r)]
+		if !ok {
+			return fmt.Errorf("vocab has no token for the byte 0x%02X (%q)", b, r)
+		}
+		t.bytes[b] = id
+	}
+	return nil
+}
+
 // check refuses settings that the tokenizer does not follow.
-func (m *model) check() error {
+func (m *model) check(metaspace bool) error {
 	switch {
 	case m.Dropout != nil && *m.Dropout != 0:
 		return fmt.Errorf("dropout %v is not supported", *m.Dropout)
@@ -77,18 +141,18 @@ func (m *model) check() error {
 		return fmt.Errorf("continuing_subword_prefix %q is not supported", *m.SubwordPrefix)
 	case m.WordSuffix != nil && *m.WordSuffix != "":
 		return fmt.Errorf("end_of_word_suffix %q is not supported", *m.WordSuffix)
-	case m.ByteFallback:
-		return fmt.Errorf("byte_fallback is not supported")
+	case m.ByteFallback && !metaspace:
+		return fmt.Errorf("byte_fallback is not supported without metaspace")
+	case metaspace && !m.ByteFallback:
+		return fmt.Errorf("metaspace is not supported without byte_fallback")
+	case metaspace && m.IgnoreMerges:
+		return fmt.Errorf("ignore_merges is not supported with metaspace")
 	}
 	return nil
 }
 
-// readMerges reads the list of merges, the first of which has rank 0.
-func (t *Tokenizer) readMerges(data json.RawMessage, vocab map[string]uint32) error {
-	merges, err := splitMerges(string(data))
-	if err != nil {
-		return fmt.Errorf("merges: %w", err)
-	}
+// readMerges enters the merges, the first of which has rank 0.
+func (t *Tokenizer) readMerges(merges []merge, vocab map[string]uint32) error {
 	if len(merges) > maxMerges {
 		return fmt.Errorf("merges: %d are more than %d", len(merges), maxMerges)
 	}
@@ -108,52 +172,51 @@ func (t *Tokenizer) readMerges(data json.RawMessage, vocab map[string]uint32) er
 	return nil
 }
 
-// splitMerges returns the pairs in a list of ["a", "b"], or as older files have
-// it of "a b". data is valid JSON, or nothing. It is read by hand because
-// encoding/json takes 0.4 s for 150,000 of them.
-func splitMerges(data string) (merges [][2]string, err error) {
-	depth, pair := 0, make([]string, 0, 2)
-	for i := 0; i < len(data); i++ {
-		switch c := data[i]; {
-		case c == '[' && depth < 2:
-			depth++
-			continue
-		case c == ']':
-			if depth--; depth == 0 {
-				continue
+// merge is two tokens that merge.
+type merge = [2]string
+
+// bytesPerMerge is about what a merge takes in a file, to guess their number.
+const bytesPerMerge = 20
+
+// merges reads the pairs in a list of ["a", "b"], or as older files have it of
+// "a b".
+func (c *cursor) merges() (merges []merge, err error) {
+	merges = make([]merge, 0, len(c.rest)/bytesPerMerge)
+	err = c.list('[', ']', func() error {
+		pair, n := merge{}, 0
+		switch c.peek() {
+		case '"':
+			text, err := c.string()
+			if err != nil {
+				return err
 			}
-		case c == '"' && depth > 0:
-			end := i + 1
-			for data[end] != '"' {
-				if data[end] == '\\' {
-					end++
+			left, right, ok := strings.Cut(text, " ")
+			if pair = (merge{left, right}); ok && !strings.Contains(right, " ") {
+				n = 2
+			}
+		case '[':
+			err := c.list('[', ']', func() (err error) {
+				if n++; n <= len(pair) && c.peek() == '"' {
+					pair[n-1], err = c.string()
+					return err
 				}
-				end++
+				return fmt.Errorf("number %d is not two tokens", len(merges))
+			})
+			if err != nil {
+				return err
 			}
-			text := data[i+1 : end]
-			if strings.Contains(text, `\`) {
-				if err := json.Unmarshal([]byte(data[i:end+1]), &text); err != nil {
-					return nil, err
-				}
-			}
-			i = end
-			if depth == 2 {
-				pair = append(pair, text)
-				continue
-			}
-			pair = strings.Split(text, " ")
-		case c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r':
-			continue
+		case 0:
+			return errEndOfJSON
 		default:
-			return nil, fmt.Errorf("number %d is neither two strings nor one", len(merges))
+			return fmt.Errorf("number %d is neither two strings nor one", len(merges))
 		}
-		if len(pair) != 2 {
-			return nil, fmt.Errorf("number %d is %q, not two tokens", len(merges), pair)
+		if n != 2 {
+			return fmt.Errorf("number %d is not two tokens", len(merges))
 		}
-		merges = append(merges, [2]string(pair))
-		pair = pair[:0]
-	}
-	return merges, nil
+		merges = append(merges, pair)
+		return nil
+	})
+	return merges, err
 }
 
 // proveWords fills the table of words that are one token: with ignore_merges
@@ -167,7 +230,7 @@ func (t *Tokenizer) proveWords(vocab map[string]uint32, ignoreMerges bool) {
 		if len(word) < 2 {
 			continue // appendWord needs no table for a byte
 		}
-		if _, whole := fromAlphabet(text); !whole {
+		if _, whole := fromAlphabet(text); !whole && !t.metaspace {
 			continue // no text comes to this spelling
 		}
 		if ids = t.appendMerged(ids[:0], word); ignoreMerges || len(ids) == 1 && ids[0] == id {
@@ -177,7 +240,11 @@ func (t *Tokenizer) proveWords(vocab map[string]uint32, ignoreMerges bool) {
 }
 
 // newTextTable lays out the bytes of all tokens by ID.
-func newTextTable(vocab map[string]uint32, added []addedToken) (textTable, error) {
+func newTextTable(vocab map[string]uint32, added []addedToken, inMetaspace bool) (textTable, error) {
+	textOf := fromMetaspace
+	if !inMetaspace {
+		textOf = func(text string) string { text, _ = fromAlphabet(text); return text }
+	}
 	top, size := -1, 0
 	byID := make(map[uint32]string, len(added))
 	for _, a := range added {
@@ -192,13 +259,13 @@ func newTextTable(vocab map[string]uint32, added []addedToken) (textTable, error
 	}
 	texts := make([]string, top+1)
 	for id, text := range byID {
-		texts[id], _ = fromAlphabet(text)
+		texts[id] = textOf(text)
 	}
 	for text, id := range vocab {
 		if old := byID[id]; texts[id] != "" && old != text {
 			return textTable{}, fmt.Errorf("vocab: two tokens have the id %d", id)
 		}
-		texts[id], _ = fromAlphabet(text)
+		texts[id] = textOf(text)
 	}
 	table := textTable{start: make([]uint32, len(texts)+1)}
 	for i, text := range texts {

@@ -26,7 +26,7 @@ func loadDemo(t testing.TB) *Tokenizer {
 // marks, jamo, white space, words, any code point.
 func texts() *rapid.Generator[string] {
 	piece := rapid.OneOf(
-		rapid.SampledFrom([]string{"<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "<", "|>", " ", "\n", "\r\n", "\t", "'s", "'LL"}),
+		rapid.SampledFrom([]string{"▁", "▁▁", "> </", "</", ">", "\n\n", "<0x41>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "<", "|>", " ", "\n", "\r\n", "\t", "'s", "'LL"}),
 		rapid.SampledFrom(demotok.Words()),
 		rapid.String(),
 		rapid.StringOf(rapid.RuneFrom([]rune{'a', 'e', 'o', 0x300, 0x301, 0x323, 0x345, 0x93c, 0x928, 0x9c7, 0x9be, 0x1100, 0x1161, 0x11a8, 0xac00, 0x3046, 0x3099, 0x212b, 0x338, '>'})),
@@ -36,15 +36,21 @@ func texts() *rapid.Generator[string] {
 
 // The IDs of a text decode to its normal form.
 func TestDecodeAppend(t *testing.T) {
-	tok := loadDemo(t)
-	rapid.Check(t, func(t *rapid.T) { checkDecode(t, tok, texts().Draw(t, "text")) })
+	for name, tok := range variants(t) {
+		t.Run(name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) { checkDecode(t, tok, texts().Draw(t, "text")) })
+		})
+	}
 }
 
 // Cutting at any border and joining the IDs is the same as not cutting; what was
 // in dst before stays; and the word cache changes nothing.
 func TestBorders(t *testing.T) {
-	tok := loadDemo(t)
-	rapid.Check(t, func(t *rapid.T) { checkBorders(t, tok, texts().Draw(t, "text")) })
+	for name, tok := range variants(t) {
+		t.Run(name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) { checkBorders(t, tok, texts().Draw(t, "text")) })
+		})
+	}
 }
 
 func checkDecode(t rapid.TB, tok *Tokenizer, text string) {
@@ -55,10 +61,13 @@ func checkDecode(t rapid.TB, tok *Tokenizer, text string) {
 	// that ends in > does not make it U+226F.
 	want, rest := "", text
 	for start, end, _, ok := tok.raw.find(rest, 0); ok; start, end, _, ok = tok.raw.find(rest, 0) {
-		want += tok.unicode.nfc(rest[:start]) + rest[start:end]
+		want += tok.normalize(rest[:start]) + rest[start:end]
 		rest = rest[end:]
 	}
-	want += tok.unicode.nfc(rest)
+	want += tok.normalize(rest)
+	if tok.metaspace { // the decoder makes spaces of added tokens too
+		want = strings.ReplaceAll(want, metaspace, " ")
+	}
 	if got := tok.Decode(tok.Append(nil, text)); got != want {
 		t.Fatalf("%+q decodes to %+q, not %+q", text, got, want)
 	}
@@ -82,15 +91,41 @@ func checkBorders(t rapid.TB, tok *Tokenizer, text string) {
 	}
 }
 
-// Merging by scanning and by the heap give what a merge by the book gives.
+// Merging by scanning and by the heap give what a merge by the book gives, which
+// starts from bytes.
 func TestMergeTwin(t *testing.T) {
-	tok := loadDemo(t)
+	checkMerge(t, loadDemo(t))
+}
+
+// With Qwen3's merges, of which many lead to characters of other scripts, and many
+// go across two of them, starting from characters gives the same.
+func TestMergeTwinQwen3(t *testing.T) {
+	tok := Qwen3(t)
+	if n := len(tok.chars.pages); n < 100 {
+		t.Errorf("%d pages of characters", n)
+	}
+	checkMerge(t, tok)
+}
+
+func checkMerge(t *testing.T, tok *Tokenizer) {
+	scripts := rapid.SampledFrom([][2]rune{
+		{0x20, 0x7e}, {0xa0, 0x24f}, {0x370, 0x52f}, {0x590, 0x6ff}, {0x900, 0xdff}, {0xe00, 0xeff}, {0x1000, 0x109f}, {0x1e00, 0x1fff},
+		{0x2000, 0x22ff}, {0x3000, 0x30ff}, {0x4e00, 0x9fff}, {0xac00, 0xd7a3}, {0xff00, 0xffef}, {0x1f300, 0x1f6ff},
+	})
+	char := rapid.Custom(func(t *rapid.T) rune {
+		script := scripts.Draw(t, "script")
+		return rapid.Int32Range(script[0], script[1]).Draw(t, "char")
+	})
 	rapid.Check(t, func(t *rapid.T) {
 		word := rapid.OneOf(
 			rapid.StringN(1, 60, 120),
 			rapid.StringOfN(rapid.RuneFrom([]rune("aeinrst ")), 1, 200, -1),
+			rapid.StringOfN(char, 1, 90, -1),
 			rapid.Map(rapid.SliceOfN(rapid.SampledFrom(demotok.Words()), 1, 30), func(w []string) string { return strings.Join(w, "") }),
 		).Draw(t, "word")
+		if !utf8.ValidString(word) {
+			return // appendWord gets none
+		}
 		want := dumbMerge(tok, word)
 		if got := tok.appendMerged(nil, word); !slices.Equal(got, want) {
 			t.Fatalf("%q: %d, not %d", word, got, want)
@@ -154,30 +189,34 @@ func TestPairTable(t *testing.T) {
 	})
 }
 
-// Words are cut as the expressions say; the reference agrees with each.
+// Words are cut as the expressions say; the reference agrees with each. Where one
+// is empty, the words are those of Qwen.
 func TestScan(t *testing.T) {
-	for _, c := range []struct{ text, qwen, llama3 string }{
-		{"Hello, world!\n", "Hello|,| world|!\n", ""},
-		{"we'll don'T it'\u017fo 'tis 'x", "we|'ll| don|'T| it|'\u017f|o| '|tis| '|x", ""},
-		{"a1234 5", "a|1|2|3|4| |5", "a|123|4| |5"},
-		{"x  y", "x| | y", ""},
-		{"x \t\n  \r\n  y", "x| \t\n  \r\n| | y", ""},
-		{"end   ", "end|   ", ""},
-		{"\ty \t(", "\ty| |\t|(", ""},
-		{"a\u00a0b \u3000c", "a|\u00a0b| |\u3000c", ""},
-		{"f(x)\r\n\r\n}", "f|(x|)\r\n\r\n|}", ""},
-		{"中文。 日本", "中文|。| 日本", ""},
+	for _, c := range []struct{ text, qwen, llama3, gptoss, nemo, deepseek string }{
+		{"Hello, world!\n", "Hello|,| world|!\n", "", "", "", ""},
+		{"we'll don'T it'\u017fo 'tis 'x", "we|'ll| don|'T| it|'\u017f|o| '|tis| '|x", "", "we'll| don'T| it'\u017f|o| '|tis| '|x", "we|'ll| don|'T| it|'\u017fo| '|tis| '|x", "we|'ll| don|'T| it|'|\u017fo| '|tis| '|x"},
+		{"a1234 5", "a|1|2|3|4| |5", "a|123|4| |5", "a|123|4| |5", "", "a|123|4| |5"},
+		{"x  y", "x| | y", "", "", "", ""},
+		{"x \t\n  \r\n  y", "x| \t\n  \r\n| | y", "", "", "", ""},
+		{"end   ", "end|   ", "", "", "", ""},
+		{"\ty \t(", "\ty| |\t|(", "", "", "", ""},
+		{"a\u00a0b \u3000c", "a|\u00a0b| |\u3000c", "", "", "", ""},
+		{"f(x)\r\n\r\n}", "f|(x|)\r\n\r\n|}", "", "", "", ""},
+		{"中文。 日本", "中文|。| 日本", "", "", "", "中文|。| |日本"},
+		{"中AB HTTPServer", "中AB| HTTPServer", "", "中|AB| HTTPServer", "中|AB| HTTPServer", "中|AB| HTTPServer"},
+		{"\u0301AB", "\u0301AB", "", "\u0301|AB", "\u0301|AB", "\u0301AB"},
+		{"a  1", "a| | |1", "", "", "", "a|  |1"},
+		{"a//\n/b", "a|//\n|/b", "", "a|//\n/|b", "a|//\n/|b", "a|//\n|/b"},
+		{"\x00\x01a\x02", "\x00\x01|a|\x02", "", "\x00\x01|a|\x02", "\x00\x01|a|\x02", "\x00|\x01a|\x02"},
 	} {
-		for _, by := range []struct {
-			scan scanner
-			want string
-		}{{scanQwen, c.qwen}, {scanLlama3, cmp.Or(c.llama3, c.qwen)}} {
-			var words []string
-			for text := c.text; text != ""; text = text[len(words[len(words)-1]):] {
-				words = append(words, text[:by.scan(tables(), text)])
+		words := []string{c.qwen, c.llama3, c.gptoss, c.nemo, c.deepseek}
+		for i, scan := range []scanner{scanQwen, scanLlama3, scanGPT4o, scanNemo, scanDeepSeek} {
+			var got []string
+			for text := c.text; text != ""; text = text[len(got[len(got)-1]):] {
+				got = append(got, text[:scan(tables(), text)])
 			}
-			if got := strings.Join(words, "|"); got != by.want {
-				t.Errorf("%+q: %+q, not %+q", c.text, got, by.want)
+			if got, want := strings.Join(got, "|"), cmp.Or(words[i], c.qwen); got != want {
+				t.Errorf("expression %d, %+q: %+q, not %+q", i, c.text, got, want)
 			}
 		}
 	}
@@ -294,13 +333,15 @@ func TestValidUTF8(t *testing.T) {
 func FuzzAppend(f *testing.F) {
 	for _, text := range []string{
 		"", "Hello, world", "<|im_start|>user\nHi<|im_end|>\n", "  x\r\n\r\n  y", "we'll 'S don't", "e\u0301\u0316", "\xff<|im_end|>\xe4\xb8",
-		strings.Repeat("ab", 100), "12345 ½", "\u1100\u1161\u11a8", "<|im_<|im_end|>", "<|im_end|>\u0338",
+		strings.Repeat("ab", 100), "12345 ½", "\u1100\u1161\u11a8", "<|im_<|im_end|>", "<|im_end|>\u0338", "a> </b>▁▁\n\n\n\x07", "\x00\x01中a  1",
 	} {
 		f.Add(text)
 	}
-	tok := loadDemo(f)
+	all := variants(f)
 	f.Fuzz(func(t *testing.T, text string) {
-		checkDecode(t, tok, text)
-		checkBorders(t, tok, text)
+		for _, tok := range all {
+			checkDecode(t, tok, text)
+			checkBorders(t, tok, text)
+		}
 	})
 }

@@ -11,16 +11,36 @@ import "unicode/utf8"
 // expression has a scanner written for it, found by the expression's own text.
 type scanner func(u *unicodeTables, text string) int
 
-// scanners holds every expression that is known: Load refuses others.
-var scanners = map[string]scanner{
+// cutting is a scanner and the model that came with its expression.
+type cutting struct {
+	model string
+	scan  scanner
+}
+
+// cuttings holds every expression that is known, or of several that follow each
+// other all, with line ends between: Load refuses others.
+var cuttings = map[string]cutting{
 	// Qwen 2, 2.5 and 3.
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanQwen,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {"qwen2", scanQwen},
 	// Llama 3 to 3.3.
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanLlama3,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {"llama3", scanLlama3},
+	// GPT-4o and gpt-oss.
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
+		`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {"gpt4o", scanGPT4o},
+	// Mistral Nemo.
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
+		`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {"mistral_nemo", scanNemo},
+	// DeepSeek V3 and R1: three expressions, each on the pieces of the one before.
+	"\\p{N}{1,3}\n[一-龥぀-ゟ゠-ヿ]+\n" +
+		"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+": {"deepseek_v3", scanDeepSeek},
 }
 
 func scanQwen(u *unicodeTables, text string) int   { return scanCL100K(u, text, 1) }
 func scanLlama3(u *unicodeTables, text string) int { return scanCL100K(u, text, 3) }
+func scanGPT4o(u *unicodeTables, text string) int  { return scanO200K(u, text, 3, true) }
+func scanNemo(u *unicodeTables, text string) int   { return scanO200K(u, text, 1, false) }
 
 // scanCL100K is the expression that came with OpenAI's cl100k_base and of which
 // Qwen's and Llama 3's differ in the number of digits alone. Its alternatives,
@@ -39,14 +59,7 @@ func scanCL100K(u *unicodeTables, text string, digits int) int {
 	case letter:
 		return n + u.run(text[n:], letter)
 	case number:
-		for i := 1; i < digits && n < len(text); i++ {
-			next, size := u.first(text[n:])
-			if next.kind() != number {
-				break
-			}
-			n += size
-		}
-		return n
+		return u.numbers(text, digits)
 	}
 	c := text[0]
 	if c == '\'' {
@@ -78,7 +91,14 @@ func scanCL100K(u *unicodeTables, text string, digits int) int {
 // all of it up to the last line end, if there is one; else all that the text
 // ends with; else all but the last, which belongs to what follows; else the one.
 func scanSpace(u *unicodeTables, text string) int {
-	end, lineEnd, last := 0, 0, 0
+	end, lineEnd, last := spaceRun(u, text)
+	return cutSpace(end, lineEnd, last, end == len(text))
+}
+
+// spaceRun returns the end of the white space that text begins with, the end of
+// the last line end in it (0 if there is none) and the start of its last code
+// point.
+func spaceRun(u *unicodeTables, text string) (end, lineEnd, last int) {
 	for end < len(text) {
 		info, n := u.first(text[end:])
 		if info.kind() != space {
@@ -90,13 +110,33 @@ func scanSpace(u *unicodeTables, text string) int {
 			lineEnd = end
 		}
 	}
+	return end, lineEnd, last
+}
+
+// cutSpace returns where scanSpace cuts a run of white space; atEnd tells
+// whether the text ends with it.
+func cutSpace(end, lineEnd, last int, atEnd bool) int {
 	switch {
 	case lineEnd > 0:
 		return lineEnd
-	case end == len(text) || last == 0:
+	case atEnd || last == 0:
 		return end
 	}
 	return last
+}
+
+// numbers returns the length of \p{N}{1,most} at the start of text, which begins
+// with one.
+func (u *unicodeTables) numbers(text string, most int) int {
+	end := 0
+	for i := 0; i < most && end < len(text); i++ {
+		info, n := u.first(text[end:])
+		if info.kind() != number {
+			break
+		}
+		end += n
+	}
+	return end
 }
 
 // run returns the length of the code points of one kind that text begins with.

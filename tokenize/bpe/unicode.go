@@ -8,8 +8,8 @@ import (
 )
 
 // runeInfo is what the tokenizer needs to know of a code point: bits 0–1 are
-// its kind, bit 2 is joins, bits 8–15 are its combining class by number
-// (0 for a starter; only the order of the numbers means anything).
+// its kind, bits 2–6 the properties below, bits 8–15 are its combining class by
+// number (0 for a starter; only the order of the numbers means anything).
 type runeInfo uint16
 
 // The kinds of code points that pre-tokenizer patterns tell apart.
@@ -23,6 +23,10 @@ const (
 const (
 	kindMask   runeInfo = 3
 	joins      runeInfo = 1 << 2 // NFC may change it, or what stands before it
+	capital    runeInfo = 1 << 3 // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+	small      runeInfo = 1 << 4 // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+	mark       runeInfo = 1 << 5 // \p{M}
+	symbolic   runeInfo = 1 << 6 // [\p{P}\p{S}]
 	classShift          = 8
 )
 
@@ -49,6 +53,12 @@ var tables = sync.OnceValue(func() *unicodeTables {
 	for kind, ranges := range map[runeInfo][][2]rune{letter: letters, number: numbers, space: spaces} {
 		u.mark(ranges, kind)
 	}
+	u.mark(symbols, symbolic)
+	u.mark(combining, mark|capital|small)
+	// A letter with a case is one of both; one without is both.
+	u.mark(letters, capital|small)
+	u.unmark(capitals, small)
+	u.unmark(smalls, capital)
 	for i, ranges := range marks {
 		u.mark(ranges, joins|runeInfo(i+1)<<classShift)
 	}
@@ -88,6 +98,15 @@ func (u *unicodeTables) mark(ranges [][2]rune, bits runeInfo) {
 				u.pages = append(u.pages, [256]runeInfo{})
 			}
 			u.pages[*p][r&0xff] |= bits
+		}
+	}
+}
+
+// unmark takes bits from the info of all code points in ranges, which have a page.
+func (u *unicodeTables) unmark(ranges [][2]rune, bits runeInfo) {
+	for _, lohi := range ranges {
+		for r := lohi[0]; r <= lohi[1]; r++ {
+			u.pages[u.page[r>>8]][r&0xff] &^= bits
 		}
 	}
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes ../tables.go: which code points are letters, numbers and white space,
-and what NFC does to them, as the Hugging Face tokenizers library sees them.
+"""Writes ../tables.go: which code points are letters, numbers, white space,
+marks and symbols, and what NFC does to them, as the Hugging Face tokenizers library sees them.
 
 The library is asked, not the Unicode files, because its parts carry different
 Unicode versions: its regular expressions a newer one than its normalizer.
@@ -105,6 +105,10 @@ def main():
         go_ranges("letters", r"\p{L}", members(r"\p{L}")),
         go_ranges("numbers", r"\p{N}", members(r"\p{N}")),
         go_ranges("spaces", r"\s", members(r"\s")),
+        go_ranges("capitals", r"[\p{Lu}\p{Lt}]", members(r"[\p{Lu}\p{Lt}]")),
+        go_ranges("smalls", r"\p{Ll}", members(r"\p{Ll}")),
+        go_ranges("combining", r"\p{M}", members(r"\p{M}")),
+        go_ranges("symbols", r"[\p{P}\p{S}]", members(r"[\p{P}\p{S}]")),
         "// marks holds the code points with a combining class above 0: one entry a class,\n"
         "// in ascending order. Only the order of the classes matters.\n"
         "var marks = [][][2]rune{\n"

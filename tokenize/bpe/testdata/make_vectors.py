@@ -2,14 +2,20 @@
 """Writes random texts with the token IDs that the Hugging Face library gives.
 
     pip install tokenizers==0.23.3
-    make_vectors.py FILE.json [--count N] [--seed N] [--length N] [--llama3] > OUT.jsonl
+    make_vectors.py FILE.json [--count N] [--seed N] [--length N] [--llama3 | --gemma] > OUT.jsonl
+    make_vectors.py --splits FILE.json ... [--count N] > OUT.jsonl
 
-FILE.json is a tokenizer.json. With --llama3 it is changed first as like_llama3
-below says; llama3_test.go does the same. Each line is {"text": …, "ids": […]}.
+FILE.json is a tokenizer.json. With --llama3 or --gemma it is changed first as
+like_llama3 and like_gemma below say; variants_test.go does the same. Each line is
+{"text": …, "ids": […]}. With --splits it is the text and, for each file, the
+lengths in bytes of the words that its pre-tokenizer cuts.
 The committed files:
 
     make_vectors.py "$(sh test/fetch-tokenizers.sh qwen3)/tokenizer.json" --count 1100 > qwen3_random.jsonl
     make_vectors.py epptest/demotok/tokenizer.json --count 400 --llama3 > llama3_random.jsonl
+    make_vectors.py epptest/demotok/tokenizer.json --count 400 --gemma > gemma_random.jsonl
+    make_vectors.py --splits $(for f in qwen3 llama3_1 gptoss mistral_nemo deepseek_v3; do
+        echo "$(sh test/fetch-tokenizers.sh $f)/tokenizer.json"; done) --count 1000 > splits.jsonl
 """
 
 import argparse
@@ -17,7 +23,7 @@ import json
 import random
 import unicodedata
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 ADDED = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
 NEARLY = ["<|im_start", "<|im_", "<|", "<", "|>", "im_end|>", "<|im_end|", "<<|im_end|>>", "<tool_call", "</", "<|IM_END|>"]
@@ -40,6 +46,12 @@ BLOCKS = [
 ]
 MARKS = [chr(c) for c in range(0x110000) if unicodedata.combining(chr(c))] + ["\u08d3", "\u1ac0", "\u1abf", "\U00010eab"]
 BASES = "aeiouAEOUnsczdlyıſ" + "\u0915\u0928\u09c7\u0b47\u0bc6\u0d46\u1025\u3046\u30ab\u05d9\u0627\u1100\u1112\uac00"
+
+
+# What one expression or the other cuts in its own way.
+TRAPS = ["中AB", "ABC中def", "ǅungla ʰAb aʰB", "HTTPServer'S it'll WE'LL'd don'T x'ſ", "\u0301AB", " \u0301AB \u0301ab", "\u0301\u0301AB x\u0301Y", "\u0301", "(\u0301", "a/b//c/\n/",
+    "1234567 ١٢٣٤٥ ½⅓", "a  1", "a  中", "a \n 1", "カ゛カ゜・ー゠ゝ 中3文", "一二三〇 二", "\0\1a \1\0022", "_foo __foo 'été 'ete @user#tag", "\ue000\ue001x\ue000 1", "\u3040\u3097あ\u3099い",
+    "\u0378\u0379A\u0378", "\u200bA\u200b\u200b", "- \u00ada", "!\r\n\r\n1", "!\n中", "Ⅷa ⅷB", "ªb ºC", "İI ıi ǈx", "\u0345A\u0345a", "Aa'Sb", "'sA", "A'", "'\u0301s", "\r\na", "\t\u0301"]
 
 
 def char(r):
@@ -112,21 +124,89 @@ def like_llama3(file):
     return file
 
 
+def like_gemma(file):
+    """Gemma's way around another vocabulary: characters instead of bytes, ▁
+    instead of a space, byte fallback, a token with ▁ inside, added tokens that
+    are white space. Tokens that are no UTF-8 are left out."""
+    alphabet, extra = {}, 256
+    for b in range(256):
+        printable = 32 < b < 127 or 160 < b and b != 173
+        alphabet[chr(b if printable else extra)] = b
+        extra += not printable
+
+    def spell(token):
+        try:
+            return bytes(alphabet[c] for c in token).decode().replace(" ", "▁")
+        except UnicodeDecodeError:
+            return None
+
+    old = file["model"]
+    vocab = {"<unk>": 0}
+    for b in range(256):
+        vocab[f"<0x{b:02X}>"] = 1 + b
+    for token, _ in sorted(old["vocab"].items(), key=lambda item: item[1]):
+        if (text := spell(token)) is not None:
+            vocab[text] = len(vocab)
+    merges = []
+    for merge in old["merges"]:
+        left, right = map(spell, merge.split(" ") if isinstance(merge, str) else merge)
+        if left is not None and right is not None:
+            merges.append([left, right])
+    for left, right in [("<", "/"), ("▁", "</"), (">", "▁</"), ("é", "é")]:
+        for text in (left, right, left + right):
+            vocab.setdefault(text, len(vocab))
+        if [left, right] not in merges:
+            merges.append([left, right])
+    file["model"] = {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": vocab, "merges": merges}
+    added = file["added_tokens"]
+    for content in ["\n\n", "▁▁", "\t"]:
+        added.append(dict(added[0], content=content, special=False))
+    for token in added:
+        token["id"] = vocab.setdefault(token["content"], len(vocab))
+    file["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    file["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    file["decoder"] = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    file["post_processor"] = None
+    return file
+
+
+def splitter(file):
+    """A function that cuts a text as the file's expressions do."""
+    steps = [pre_tokenizers.Split(Regex(s["pattern"]["Regex"]), "isolated") for s in file["pre_tokenizer"]["pretokenizers"] if s["type"] == "Split"]
+    sequence = pre_tokenizers.Sequence(steps)
+    return lambda text: [len(word.encode()) for word, _ in sequence.pre_tokenize_str(text)]
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
 def main():
     args = argparse.ArgumentParser()
-    args.add_argument("file")
+    args.add_argument("file", nargs="+")
     args.add_argument("--count", type=int, default=1000)
     args.add_argument("--seed", type=int, default=1)
     args.add_argument("--length", type=int, default=8, help="pieces in a text, at most")
     args.add_argument("--llama3", action="store_true")
+    args.add_argument("--gemma", action="store_true")
+    args.add_argument("--splits", action="store_true")
     args = args.parse_args()
-    with open(args.file, encoding="utf-8") as f:
-        file = json.load(f)
-    tokenizer = Tokenizer.from_str(json.dumps(like_llama3(file) if args.llama3 else file))
     r = random.Random(args.seed)
     texts = [text(r, args.length) for _ in range(args.count)]
+    if args.splits:
+        texts = TRAPS + texts
+        cut = [splitter(read(path)) for path in args.file]
+        for t in texts:
+            print(json.dumps({"text": t, "words": [c(t) for c in cut]}, separators=(",", ":")))
+        return
+    file = read(args.file[0])
+    for change, wanted in [(like_llama3, args.llama3), (like_gemma, args.gemma)]:
+        file = change(file) if wanted else file
+    tokenizer = Tokenizer.from_str(json.dumps(file))
     for t, e in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False)):
         print(json.dumps({"text": t, "ids": e.ids}, separators=(",", ":")))
 
 
-main()
+if __name__ == "__main__":
+    main()

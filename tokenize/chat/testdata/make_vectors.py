@@ -122,18 +122,23 @@ def render(template, request, special=SPECIAL):
 
 here = pathlib.Path(__file__).parent
 requests = json.loads((here / "requests.json").read_text())
-if len(sys.argv) > 2:
-    config = json.loads(pathlib.Path(sys.argv[2]).read_text())
-    special = {k: v for k, v in config.items() if k.endswith("_token") and isinstance(v, str)}
-    templates, target = {"qwen3": config["chat_template"]}, "qwen3.jsonl"
-else:
-    special, templates, target = SPECIAL, {p.stem: p.read_text() for p in sorted((here / "templates").glob("*.jinja"))}, "vectors.jsonl"
-with open(here / target, "w") as out:
-    for name, template in templates.items():
-        for i, request in enumerate(requests):
-            v = {"template": name, "request": i}
-            try:
-                v["out"] = render(template, json.loads(json.dumps(request)), special)
-            except Exception as e:
-                v["error"] = f"{type(e).__name__}: {e}"[:300]
-            out.write(json.dumps(v, ensure_ascii=False) + "\n")
+
+def main():
+    if len(sys.argv) > 2:
+        config = json.loads(pathlib.Path(sys.argv[2]).read_text())
+        special = {k: v for k, v in config.items() if k.endswith("_token") and isinstance(v, str)}
+        templates, target = {"qwen3": config["chat_template"]}, "qwen3.jsonl"
+    else:
+        special, templates, target = SPECIAL, {p.stem: p.read_text() for p in sorted((here / "templates").glob("*.jinja"))}, "vectors.jsonl"
+    with open(here / target, "w") as out:
+        for name, template in templates.items():
+            for i, request in enumerate(requests):
+                v = {"template": name, "request": i}
+                try:
+                    v["out"] = render(template, json.loads(json.dumps(request)), special)
+                except Exception as e:
+                    v["error"] = f"{type(e).__name__}: {e}"[:300]
+                out.write(json.dumps(v, ensure_ascii=False) + "\n")
+
+if __name__ == "__main__":
+    main()
