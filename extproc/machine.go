@@ -101,6 +101,10 @@ type machine struct {
 	destination string // as the gateway was told it
 	ended       bool
 	end         StreamEnd
+	// whole is true for an answer that is no stream: an engine sends its headers
+	// when all of it is there, and where its bytes do not pass us Envoy resets our
+	// stream at its end, as it does when a client leaves.
+	whole bool
 }
 
 // feed takes one message. Its error is the gRPC status that the stream ends
@@ -362,6 +366,7 @@ func (m *machine) responseHeaders(h *extprocv3.HttpHeaders, r *extprocv3.Process
 	m.phase, m.body = answering, nil
 	code, contentType, contentEncoding := readResponseHeaders(h.GetHeaders().GetHeaders())
 	m.end.Status = code
+	m.whole = contentType != "" && !strings.HasPrefix(contentType, "text/event-stream")
 	if m.picked != nil {
 		if address := servedBy(r); address != "" {
 			m.end.Elsewhere = !listed(m.destination, address)
@@ -439,7 +444,7 @@ func (m *machine) over(c cause) StreamEnd {
 	switch sight := m.sight(); {
 	case c == byUs:
 		m.endPick(picker.Undelivered)
-	case answered && (sight == picker.SeesHeaders || sight == picker.SeesEnd && c == byGateway):
+	case answered && (sight == picker.SeesHeaders || sight == picker.SeesEnd && (c == byGateway || m.whole)):
 		m.endPick(picker.Served)
 	default:
 		m.endPick(picker.ClientGone)

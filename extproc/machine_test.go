@@ -243,7 +243,8 @@ type exchangeModel struct {
 	bodyless          bool
 	trailers          bool
 	answer            [][]byte
-	steps             int // messages sent before the stream ends
+	json              bool // the answer is no stream
+	steps             int  // messages sent before the stream ends
 	how               cause
 }
 
@@ -255,6 +256,7 @@ func drawExchange(t *rapid.T) exchangeModel {
 		body:     pieces.Draw(t, "body"), answer: pieces.Draw(t, "answer"),
 		bodyless: rapid.IntRange(0, 5).Draw(t, "bodyless") == 0,
 		trailers: rapid.Bool().Draw(t, "trailers"),
+		json:     rapid.Bool().Draw(t, "json"),
 		steps:    rapid.IntRange(0, 20).Draw(t, "steps"),
 		how:      cause(rapid.IntRange(0, 2).Draw(t, "how")),
 	}
@@ -276,7 +278,11 @@ func (x *exchangeModel) messages() []*extprocv3.ProcessingRequest {
 			all = append(all, epptest.RequestTrailers())
 		}
 	}
-	all = append(all, epptest.ResponseHeaders(false, ":status", "200"))
+	contentType := "text/event-stream"
+	if x.json {
+		contentType = "application/json"
+	}
+	all = append(all, epptest.ResponseHeaders(false, ":status", "200", "content-type", contentType))
 	if x.response != modeNone {
 		for i, piece := range x.answer {
 			all = append(all, epptest.ResponseBody(piece, i == len(x.answer)-1))
@@ -302,7 +308,7 @@ func (x *exchangeModel) outcome(sent []*extprocv3.ProcessingRequest, whole bool)
 		return "undelivered"
 	case x.response != modeNone, !answered:
 		return "client_gone"
-	case x.request == modeDuplex, x.how == byGateway:
+	case x.request == modeDuplex, x.how == byGateway, x.json:
 		return "served"
 	}
 	return "client_gone"

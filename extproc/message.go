@@ -86,6 +86,9 @@ func value(h *corev3.HeaderValue) string {
 // length is that of Content-Length, −1 where there is none.
 func (m *machine) readRequestHeaders(headers []*corev3.HeaderValue) (length int, err error) {
 	length = -1
+	if len(headers) > maxHeaders {
+		return length, epp.Errorf(epp.BadRequest, "too_many_headers", "%d headers: at most %d are read", len(headers), maxHeaders)
+	}
 	for _, h := range headers {
 		name := strings.ToLower(h.GetKey())
 		switch name {
@@ -116,6 +119,9 @@ func (m *machine) readRequestHeaders(headers []*corev3.HeaderValue) (length int,
 	m.in.Path = pathOf(m.in.Path)
 	return length, err
 }
+
+// maxHeaders bounds a request's headers. Envoy's own bound is 100 by default.
+const maxHeaders = 1024
 
 func first(at *string, v string) {
 	if *at == "" {

@@ -108,14 +108,65 @@ func TestServedElsewhere(t *testing.T) {
 	tab := fleet.New(fleet.Options{})
 	join(tab, "a", "b")
 	b := book(t, tab, "a", 700)
-	b.Served("z:1")
-	b.Served("b:8000")
+	b.Served(start, "z:1")
+	b.Served(start, "b:8000")
 	if got := inFlight(tab); got["a"] != [2]int{0, 0} || got["b"] != [2]int{1, 700} {
 		t.Errorf("in flight %v", got)
 	}
 	b.End()
 	if got := tab.Ledger(); got != (fleet.Ledger{}) {
 		t.Errorf("ledger %+v", got)
+	}
+}
+
+// TestServedElsewhereIsAFailure: an endpoint that another had to stand in for has
+// failed the request, as a try as well; it is not left out for ever.
+func TestServedElsewhereIsAFailure(t *testing.T) {
+	tab := fleet.New(fleet.Options{})
+	join(tab, "a", "b")
+	health := func(at time.Time) (h float64) {
+		tab.Pick(fleet.Query{}, at, func(v epp.View) (int, int) { h = v.Signals[0].Health; return -1, 0 })
+		return h
+	}
+	for range 3 {
+		b := book(t, tab, "a", 1)
+		b.Served(start, "b:8000")
+		b.Judge(start, fleet.Good)
+		b.End()
+	}
+	if got := health(start); got != 0 {
+		t.Errorf("health %v after three requests that b had to serve", got)
+	}
+	try := book(t, tab, "a", 1)
+	try.Served(start.Add(time.Second), "b:8000")
+	try.End()
+	if got := health(start.Add(time.Second)); got != 0 {
+		t.Errorf("health %v after a try that b had to serve", got)
+	}
+	if got := health(start.Add(time.Minute)); got != 1 {
+		t.Errorf("health %v: no other try is due", got)
+	}
+}
+
+// TestHandedIsBounded: while no reading succeeds, handed-over bookings that the
+// bound has ended don't pile up; one handed over by an endpoint that has left ends.
+func TestHandedIsBounded(t *testing.T) {
+	tab := fleet.New(fleet.Options{BookingBound: time.Second})
+	a := join(tab, "a")[0]
+	for i := range 20_000 {
+		at := start.Add(time.Duration(i) * time.Second)
+		b, _ := tab.Pick(fleet.Query{}, at, named("a", 1))
+		b.HandOver(at)
+		tab.Expire(at)
+	}
+	if n := fleet.Handed(a); n > 3000 {
+		t.Errorf("%d are kept", n)
+	}
+	b := book(t, tab, "a", 1)
+	a.Leave()
+	b.HandOver(start)
+	if l := tab.Ledger(); l.Requests != 0 {
+		t.Errorf("ledger %+v", l)
 	}
 }
 
@@ -538,7 +589,7 @@ func TestLedgerAgainstTwin(t *testing.T) {
 					t.Skip("nothing in flight")
 				}
 				tw, m := some(), rapid.SampledFrom(members).Draw(t, "served by")
-				tw.b.Served(m.Endpoint().Address)
+				tw.b.Served(now, m.Endpoint().Address)
 				if tw.m.Endpoint().Address != m.Endpoint().Address {
 					tw.m = m
 				}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 )
 
@@ -124,10 +125,23 @@ func (b Booking) HandOver(now time.Time) {
 	}
 	b.t.mu.Lock()
 	defer b.t.mu.Unlock()
-	if b.e.generation == b.generation {
-		b.e.m.handed = append(b.e.m.handed, due{now, b})
+	if b.e.generation != b.generation {
+		return
 	}
+	m := b.e.m
+	if m.pos < 0 { // no reading will come
+		b.t.ledger.end(b.e)
+		return
+	}
+	if len(m.handed) >= 2*maxHandedDead { // none comes for long: what has ended otherwise is dropped
+		m.handed = slices.DeleteFunc(m.handed, func(d due) bool { return d.b.e.generation != d.b.generation })
+	}
+	m.handed = append(m.handed, due{now, b})
 }
+
+// maxHandedDead is about how many handed-over bookings that have ended otherwise
+// are kept before they are looked for.
+const maxHandedDead = 1024
 
 // due is a booking of which something falls due at a time.
 type due struct {
@@ -198,8 +212,8 @@ const (
 	Bad                      // it was refused, broken off, let time out, or answered with a 5xx
 )
 
-// Judge tells what was seen of the request, for the health of its endpoint's health: when
-// its answer begins, and before its end where that is another.
+// Judge tells what was seen of the request, for its endpoint's health: when its
+// answer begins, and before its end where that says something else.
 func (b Booking) Judge(now time.Time, v Verdict) {
 	if b.t == nil {
 		return
@@ -237,11 +251,18 @@ func (b Booking) End() bool {
 }
 
 // Served moves the booking to the endpoint of the given address, where another
-// one served the request than was picked. An unknown address changes nothing.
-func (b Booking) Served(address string) {
+// one served the request than was picked: the one that was picked has failed it.
+// An unknown address changes nothing.
+func (b Booking) Served(now time.Time, address string) {
 	b.change(func(e *entry) {
+		if e.m.endpoint.Address == address {
+			return
+		}
 		for _, m := range e.m.t.members {
-			if m.endpoint.Address == address && e.m.endpoint.Address != address {
+			if m.endpoint.Address == address {
+				if e.m.pos >= 0 {
+					e.m.failed(now)
+				}
 				e.m = m
 				return
 			}

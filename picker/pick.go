@@ -129,7 +129,7 @@ func (p *Pick) Next(failed Outcome) bool {
 // Served tells which address has served the request, where that may be another
 // than was picked: the booking moves there.
 func (p *Pick) Served(address string) {
-	p.booking.Served(address)
+	p.booking.Served(p.owner.opt.Now(), address)
 	p.owner.opt.Ring.Served(p.seq, address)
 }
 

@@ -202,8 +202,16 @@ func (e envoyConfig) write(w io.Writer, cfg *config.Config) error {
 	return err
 }
 
+// hostCharacters are those of names and of IP addresses.
+const hostCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_"
+
 // check verifies the addresses, which are the only free text that is written.
 func (e envoyConfig) check() error {
+	for _, a := range []string{e.listen, e.admin} {
+		if host, _, _ := net.SplitHostPort(a); host != "" && net.ParseIP(host) == nil {
+			return fmt.Errorf("address %q: host %q: Envoy listens on an IP address, such as 127.0.0.1", a, host)
+		}
+	}
 	addresses := append([]string{e.listen}, e.pickers...)
 	if e.admin != "" {
 		addresses = append(addresses, e.admin)
@@ -216,7 +224,7 @@ func (e envoyConfig) check() error {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 			return fmt.Errorf("address %q: port %q: must be a number within 0 and 65535", a, port)
 		}
-		if strings.ContainsAny(host, " \t\r\n\"'{}[],#") {
+		if strings.Trim(host, hostCharacters) != "" {
 			return fmt.Errorf("address %q: host %q has a character that no host has", a, host)
 		}
 	}

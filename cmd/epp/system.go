@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"epp.internal/epp"
@@ -45,9 +46,10 @@ type system struct {
 	client  *http.Client
 	ring    *decision.Ring
 
-	// unread counts the endpoints whose page was not asked for once yet: until it
-	// is 0 the picker is not ready.
-	unread atomic.Int64
+	// untried counts the endpoints whose page was not asked for yet, reached those
+	// that took the question: the picker is ready when all were tried and one was
+	// reached, so that a dead endpoint, or one without a page, holds nothing up.
+	untried, reached atomic.Int64
 }
 
 // watch sees what happens beside the metrics. A nil func is not called.
@@ -100,9 +102,9 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 			CutOff:      func(o picker.Outcome) { s.metrics.CutOff(o.String()) },
 		},
 	})
-	s.unread.Store(int64(len(cfg.Pool.Endpoints)))
+	s.untried.Store(int64(len(cfg.Pool.Endpoints)))
 	s.extproc = extproc.NewServer(extproc.Options{
-		Pick: extproc.By(s.picker), Ready: func() bool { return s.unread.Load() <= 0 }, Logger: log,
+		Pick: extproc.By(s.picker), Ready: func() bool { return s.untried.Load() <= 0 && s.reached.Load() > 0 }, Logger: log,
 		Insecure: cfg.TLS.Insecure, CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), DrainTime: cfg.Timeouts.Drain.Duration,
 		Hooks: extproc.Hooks{Ended: func(e extproc.StreamEnd) {
@@ -364,23 +366,30 @@ const askAgain = 2 * time.Second
 // sink is a member whose writing can be watched, and read in the log at TRACE.
 type sink struct {
 	*fleet.Member
-	s    *system
-	log  *slog.Logger
-	read sync.Once
+	s              *system
+	log            *slog.Logger
+	tried, reached sync.Once
 }
 
-// Failed passes on that a reading could not be had: it was tried, so it is not
-// waited for.
+// asked counts the endpoint's first question, and its first answer.
+func (k *sink) asked(reached bool) {
+	if reached {
+		k.reached.Do(func() { k.s.reached.Add(1) })
+	}
+	k.tried.Do(func() { k.s.untried.Add(-1) })
+}
+
+// Failed passes on that a reading could not be had.
 func (k *sink) Failed(now time.Time, err error) {
 	k.Member.Failed(now, err)
-	k.read.Do(func() { k.s.unread.Add(-1) })
+	k.asked(!errors.Is(err, syscall.ECONNREFUSED))
 	k.s.watch.changed()
 }
 
 // Load passes a reading on.
 func (k *sink) Load(mark int, began time.Time, l epp.Load) {
 	k.Member.Load(mark, began, l)
-	k.read.Do(func() { k.s.unread.Add(-1) })
+	k.asked(true)
 	k.log.Log(context.Background(), picker.LevelTrace, "read", "pod", k.Endpoint().Name,
 		"waiting", l.Waiting.Value, "running", l.Running.Value, "kvUsage", l.KVUsage.Value, "adapters", l.Adapters, "asleep", l.Asleep)
 	k.s.watch.changed()
