@@ -16,7 +16,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test race alloc lint fmt build dist fuzz bench clean
+.PHONY: demo demo-envoy demo-check test race alloc lint fmt build dist fuzz bench bench-check bench-table clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -81,3 +81,12 @@ bench:
 
 clean:
 	rm -rf bin dist
+
+## bench-check: instructions and allocations of the core against bench/instructions.txt
+bench-check:
+	bench/instructions.sh
+
+## bench-table: rows 1 to 5 of the core beside twins, floors and Dynamo's crate, in one run
+bench-table:
+	CARGO_TARGET_DIR=$(CACHE)/dynamo-bench cargo build --release --locked --manifest-path bench/peers/dynamo/Cargo.toml
+	go run ./bench/table -dynamo $(CACHE)/dynamo-bench/release/dynamo-bench

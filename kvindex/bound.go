@@ -12,7 +12,7 @@ const (
 	lapShare = 4
 	// copyBytes is what a block held by one endpoint costs (BenchmarkBytes); it
 	// makes copies of MaxEndpointShare's bytes.
-	copyBytes = 50
+	copyBytes = 42
 	// samples is how many stamps tell which copies a lap drops.
 	samples = 512
 )

@@ -11,11 +11,11 @@ import (
 
 // The defaults and lower bounds of Options.
 const (
-	// DefaultMaxBytes has room for about 21 million blocks held by one endpoint
+	// DefaultMaxBytes has room for about 25 million blocks held by one endpoint
 	// each (BenchmarkBytes).
 	DefaultMaxBytes = 1 << 30
 	// MinMaxBytes is the least that MaxBytes can be set to: a chunk of nodes is
-	// 96 KiB, and below a few of them the bound would be all there is.
+	// 65 KiB, and below a few of them the bound would be all there is.
 	MinMaxBytes = 1 << 20
 	// DefaultMaxParkedBlocks is a guess: events arrive in order, so blocks wait
 	// for a parent only after a gap or a late subscription.

@@ -429,6 +429,59 @@ func TestReadersBesideWriters(t *testing.T) {
 	checkConsistent(t, x)
 }
 
+// TestReaderBesideReuse: two blocks take turns in one node, right behind a block
+// that both endpoints hold. Both hold the one, only endpoint 1 the other; endpoint
+// 0 is never credited with that one, however a reader and the writer meet. Where
+// each endpoint holds a block alone no set is ever given up, and the node alone is
+// used again.
+func TestReaderBesideReuse(t *testing.T) {
+	t.Run("of sets and nodes", func(t *testing.T) { readBesideReuse(t, false) })
+	t.Run("of nodes", func(t *testing.T) { readBesideReuse(t, true) })
+}
+
+func readBesideReuse(t *testing.T, setsStay bool) {
+	x := New(Options{Key: testKey})
+	store := func(hash, parent uint64, token uint32) epp.BlockEvent {
+		return epp.BlockEvent{Kind: epp.BlockStored, BlockTokens: 1, Tier: "GPU",
+			Hashes: []uint64{hash}, Tokens: []uint32{token}, Parent: parent, HasParent: parent != 0}
+	}
+	gone := func(hash uint64) epp.BlockEvent {
+		return epp.BlockEvent{Kind: epp.BlockRemoved, Tier: "GPU", Hashes: []uint64{hash}}
+	}
+	now := time.Unix(0, 0)
+	writers := [2]*Writer{x.Endpoint(0), x.Endpoint(1)}
+	if setsStay {
+		writers[0].Apply(now, []epp.BlockEvent{store(100, 0, 100)})
+		writers[1].Apply(now, []epp.BlockEvent{store(101, 0, 101)})
+	}
+	for _, w := range writers {
+		w.Apply(now, []epp.BlockEvent{store(1, 0, 1)})
+	}
+	var stop atomic.Bool
+	var group sync.WaitGroup
+	group.Go(func() {
+		both, one := []epp.BlockEvent{store(2, 1, 7)}, []epp.BlockEvent{store(3, 1, 8), gone(3)}
+		for !stop.Load() {
+			writers[0].Apply(now, both)
+			writers[1].Apply(now, both)
+			writers[0].Apply(now, []epp.BlockEvent{gone(2)})
+			writers[1].Apply(now, []epp.BlockEvent{gone(2)})
+			writers[1].Apply(now, one)
+		}
+	})
+	chain := block.AppendChain(nil, testKey.Root(block.Root{BlockTokens: 1}), []uint32{1, 8}, 1)
+	out := make([]uint32, 2)
+	for range 3_000_000 / scale {
+		if x.Match(chain, out); out[0] != 1 || out[1] < 1 {
+			t.Errorf("matches %v, want 1 for endpoint 0 and 1 or 2 for endpoint 1", out)
+			break
+		}
+	}
+	stop.Store(true)
+	group.Wait()
+	checkConsistent(t, x)
+}
+
 // Match allocates nothing, with inline sets and with bitmaps.
 func TestMatchAllocatesNothing(t *testing.T) {
 	x := New(Options{Key: testKey})

@@ -406,10 +406,17 @@ func (w *Writer) drop(l *lane, slot int) {
 func (w *Writer) leave(place uint32) {
 	x := w.index
 	n := x.nodes.at(place)
-	if n == nil || !n.live() || !x.sets.at(n.set.Load()).has(w.slot) {
+	if n == nil || !n.live() {
 		return
 	}
-	to := w.take(&w.parted, n.set.Load())
+	s := x.sets.at(n.set.Load())
+	if !s.has(w.slot) {
+		return
+	}
+	to := uint32(0)
+	if s.n > 1 {
+		to = w.take(&w.parted, n.set.Load())
+	}
 	x.change(n, to)
 	if to == 0 {
 		x.uproot(place)

@@ -70,25 +70,19 @@ func builtin(name string) (Scorer, error) {
 // kind is one of the house's scorers. A policy rates an endpoint by all of them
 // at once, from one look at its signals, and gives what their columns give
 // (TestPickIsItsColumns).
-type kind int8
+type kind uint8
 
-// The kinds. kinds is how many there are.
+// The kinds. kinds is how many there can be: a power of two, so that no index needs a check.
 const (
 	cacheKind kind = iota
 	loadKind
 	queueKind
 	healthKind
 	adapterKind
-	kinds
+	outside // none of the house's
 
-	outside kind = -1
+	kinds = 8
 )
-
-// factor is what one scorer of the house says of one endpoint.
-type factor struct {
-	value   float64
-	unknown bool
-}
 
 func kindOf(s Scorer) kind {
 	switch s.(type) {

@@ -16,15 +16,12 @@ const HealthCutoff = health.Cutoff
 // does not change; any number of goroutines may use it.
 type Policy struct {
 	Settings *decision.Settings
-	terms    []term // one for each of Settings.Weights
 	measure  measure
-}
 
-// term is a scorer and its weight.
-type term struct {
-	weight float64
-	scorer Scorer
-	kind   kind // which of the house's scorers it is
+	// One each for every one of Settings.Weights.
+	scorers []Scorer
+	kinds   []kind // which of the house's scorers it is
+	weights []float64
 }
 
 // New returns the policy of the settings, or every fault that they have.
@@ -38,9 +35,13 @@ func New(s *decision.Settings) (*Policy, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.terms = append(p.terms, term{w.Value, sc, kindOf(sc)})
+		p.add(sc, w.Value)
 	}
 	return p, nil
+}
+
+func (p *Policy) add(s Scorer, weight float64) {
+	p.scorers, p.kinds, p.weights = append(p.scorers, s), append(p.kinds, kindOf(s)), append(p.weights, weight)
 }
 
 // Pick decides in.Request and fills rec with what it saw and concluded; the
@@ -54,10 +55,10 @@ func New(s *decision.Settings) (*Policy, error) {
 // its line of the record written, while they are in the nearest cache.
 func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Record) (int, error) {
 	in.Settings = p.Settings
-	rec.Room(len(in.View.Endpoints), len(p.terms))
+	rec.Room(len(in.View.Endpoints), len(p.scorers))
 	rec.HasSubset, rec.Priority = in.Request.Subset != nil, in.Request.Priority
 	rec.Seed, rec.At, rec.Settings, rec.BlockedTokens = seed, in.Now, p.Settings, in.BlockedTokens
-	rec.Admitted, rec.Degraded, rec.Refused = 0, false, ""
+	rec.Degraded, rec.Refused = false, ""
 	p.outside(in, rec)
 	race := race{rec: rec}
 	p.weigh(in, tried, &race)
@@ -67,8 +68,8 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 			return -1, err
 		}
 		for i := range rec.Candidates {
-			if rec.Candidates[i].Excluded == decision.Admitted {
-				race.enter(i)
+			if c := &rec.Candidates[i]; c.Excluded == decision.Admitted {
+				race.enter(i, c)
 			}
 		}
 	}
@@ -79,13 +80,13 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 // outside runs the scorers that are not the house's: each writes a column.
 func (p *Policy) outside(in *Input, rec *decision.Record) {
 	n := len(rec.Candidates)
-	for j, t := range p.terms {
-		if t.kind != outside {
+	for j, k := range p.kinds {
+		if k != outside {
 			continue
 		}
 		column := rec.Scores[j*n : (j+1)*n]
 		clear(column)
-		t.scorer.Score(in, column)
+		p.scorers[j].Score(in, column)
 		confine(column)
 	}
 }
@@ -103,60 +104,73 @@ func confine(column []epp.Score) {
 }
 
 // weigh goes over the endpoints once: copies the inputs of the decision into the
-// record, rates, sums, filters, and enters who is admitted into the race.
+// record, rates, sums, filters, and enters who is admitted into the race. What
+// does not change is read before: the compiler cannot know that it does not.
 func (p *Policy) weigh(in *Input, tried epp.Slots, race *race) {
-	rec := race.rec
-	n := len(rec.Candidates)
-	stale := in.Now.Add(-p.Settings.StaleAfter)
+	rec, candidates := race.rec, race.rec.Candidates
+	endpoints, signals := in.View.Endpoints[:len(candidates)], in.View.Signals[:len(candidates)]
+	match, serves, resident := in.Match, in.View.Serves, in.View.Resident
+	hasSubset, blockedTokens, m := rec.HasSubset, in.BlockedTokens, p.measure
 	anyAdapter := in.Request.Adapter == ""
-	signals := in.View.Signals[:n]
-	for i := range rec.Candidates {
-		c, e := &rec.Candidates[i], &in.View.Endpoints[i]
-		s := &signals[i]
+	stale := in.Now.Add(-p.Settings.StaleAfter)
+	var f factors
+	admitted := 0
+	for i := range candidates {
+		c, e, s := &candidates[i], &endpoints[i], &signals[i]
 		c.Name, c.Address, c.Slot = e.Name, e.Address, e.Slot
-		c.Signals, c.Match = *s, in.MatchOf(i)
-		c.Serves = in.View.Serves == nil || in.View.Serves.Has(e.Slot)
-		c.Resident = in.View.Resident.Has(e.Slot)
-		c.InSubset = !rec.HasSubset || slices.Contains(in.Request.Subset, e.Address)
+		c.Signals, c.Match = *s, epp.Match{}
+		if int(e.Slot) < len(match) {
+			c.Match = match[e.Slot]
+		}
+		c.Serves = serves == nil || serves.Has(e.Slot)
+		c.Resident = resident.Has(e.Slot)
+		c.InSubset = !hasSubset || slices.Contains(in.Request.Subset, e.Address)
 		c.Tried = tried.Has(e.Slot)
 
-		var f [kinds]factor
 		health := s.Health
 		if s.ReadAt.Before(stale) {
 			health = healthOf(s, in.Now, p.Settings.StaleAfter)
 		}
-		c.Queue, f[queueKind].unknown = queueDepth(s)
-		c.Load, f[loadKind].unknown = p.measure.load(s)
-		f[cacheKind].value = cachedShare(c.Match, in.BlockedTokens)
-		f[loadKind].value = 1 - unit(c.Load)
-		f[queueKind].value = 1 - unit(c.Queue/p.measure.maxQueue)
-		f[healthKind].value = unit(health)
-		f[adapterKind].value = residence(anyAdapter || c.Resident)
-		c.Sum = p.sum(&f, rec.Scores, i, n)
+		c.Queue, f.unknown[queueKind] = queueDepth(s)
+		c.Load, f.unknown[loadKind] = m.load(s)
+		f.value[cacheKind] = cachedShare(c.Match, blockedTokens)
+		f.value[loadKind] = 1 - unit(c.Load)
+		f.value[queueKind] = 1 - unit(c.Queue/m.maxQueue)
+		f.value[healthKind] = unit(health)
+		f.value[adapterKind] = residence(anyAdapter || c.Resident)
+		c.Sum = p.sum(&f, rec.Scores[i:], len(candidates))
 		if c.Excluded = p.filter(c, health); c.Excluded == decision.Admitted {
-			rec.Admitted++
-			race.enter(i)
+			admitted++
+			race.enter(i, c)
 		}
 	}
+	rec.Admitted = admitted
 }
 
-// sum writes endpoint i's factors into the columns of n scores and returns their
-// weighted sum, added in the weights' order. Each product is rounded on its own:
-// a fused multiply-add would give other last bits on other machines.
-func (p *Policy) sum(f *[kinds]factor, scores []epp.Score, i, n int) float64 {
-	total := 0.0
-	for _, t := range p.terms {
-		s := &scores[i]
-		i += n
-		v := s.Value
-		if t.kind != outside {
-			v = f[t.kind].value
-			s.Value, s.Unknown = v, f[t.kind].unknown
-			if s.Detail != "" { // an outside scorer's, of another policy
-				s.Detail = ""
-			}
+// factors are what the scorers of the house say of one endpoint.
+type factors struct {
+	value   [kinds]float64
+	unknown [kinds]bool
+}
+
+// sum writes the factors into the columns, of n scores each, that begin with the
+// endpoint's own, and returns their weighted sum, added in the weights' order.
+// Each product is rounded on its own: a fused multiply-add would give other last
+// bits on other machines.
+func (p *Policy) sum(f *factors, scores []epp.Score, n int) float64 {
+	total, at := 0.0, 0
+	ks, weights := p.kinds, p.weights[:len(p.kinds)]
+	for j, k := range ks {
+		s := &scores[at]
+		at += n
+		if k == outside {
+			f.value[outside], f.unknown[outside] = s.Value, s.Unknown
+		} else if s.Detail != "" { // an outside scorer's, of another policy
+			s.Detail = ""
 		}
-		total += float64(t.weight * v)
+		v := f.value[k%kinds]
+		s.Value, s.Unknown = v, f.unknown[k%kinds]
+		total += float64(weights[j] * v)
 	}
 	return unit(total)
 }
@@ -249,9 +263,8 @@ type entrant struct {
 	tied  bool // tie is computed
 }
 
-// enter lets candidate i run.
-func (r *race) enter(i int) {
-	c := &r.rec.Candidates[i]
+// enter lets candidate i run, which is c.
+func (r *race) enter(i int, c *decision.Candidate) {
 	if r.second.c != nil && c.Sum < r.second.c.Sum-2*decision.Grid {
 		return // on a lower step for certain
 	}

