@@ -171,8 +171,9 @@ type Score struct {
 type View struct {
 	Endpoints []Endpoint
 	Signals   []Signals
-	// Serves holds the endpoints that list the request's model, or is nil where
-	// no endpoint's list of models is known: then all are taken to serve it.
+	// Serves holds the endpoints that list the request's model and those whose
+	// list of models is not known; it is nil where the request names no model:
+	// then all serve it.
 	Serves Slots
 	// Resident holds the endpoints on which the request's adapter is loaded.
 	Resident Slots

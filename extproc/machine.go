@@ -14,7 +14,7 @@ import (
 	"epp.internal/epp/picker"
 )
 
-// Carried is a pick on its way. [By] makes one of a *picker.Pick.
+// Carried is a pick on its way. *picker.Pick is one.
 type Carried interface {
 	// Target is where the request goes, and its body. Alternatives are where the
 	// gateway may send it if that fails, best first.
@@ -31,11 +31,6 @@ type Carried interface {
 	End(picker.Outcome)
 }
 
-// carried is a picker's Pick as a Carried.
-type carried struct{ *picker.Pick }
-
-func (c carried) Alternatives() []epp.Endpoint { return c.Fallbacks }
-
 // By returns pk's Pick as [Options] take it.
 func By(pk *picker.Picker) func(context.Context, picker.Incoming) (Carried, error) {
 	return func(ctx context.Context, in picker.Incoming) (Carried, error) {
@@ -43,7 +38,7 @@ func By(pk *picker.Picker) func(context.Context, picker.Incoming) (Carried, erro
 		if err != nil {
 			return nil, err // not p: a nil pick is no nil Carried
 		}
-		return carried{p}, nil
+		return p, nil
 	}
 }
 

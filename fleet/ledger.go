@@ -95,48 +95,67 @@ func (e *entry) drop() {
 	}
 }
 
+// releaseTokens takes the tokens off alone. The table's lock is held.
+func (e *entry) releaseTokens() {
+	e.m.signals().InFlightTokens -= e.tokens
+	e.tokens = 0
+}
+
+// ended reports whether the booking has ended. The table's lock is held.
+func (b Booking) ended() bool { return b.e.generation != b.generation }
+
+// with calls f under the table's lock, unless the booking has ended, and reports
+// whether it did.
+func (b Booking) with(f func(e *entry)) bool {
+	if b.t == nil {
+		return false
+	}
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
+	if b.ended() {
+		return false
+	}
+	f(b.e)
+	return true
+}
+
 // Answered tells that the endpoint's answer has begun: the request has reached
 // the engine.
 func (b Booking) Answered() {
-	b.change(func(e *entry) { e.answered = true })
+	b.with(func(e *entry) {
+		e.drop()
+		e.answered = true
+		e.hold()
+	})
 }
 
 // ReleaseTokensByRate releases the booking's tokens when the endpoint will have
 // computed them at the rate that it has shown, for an edge that does not see the
 // first token.
 func (b Booking) ReleaseTokensByRate(now time.Time) {
-	if b.t == nil {
-		return
-	}
-	b.t.mu.Lock()
-	defer b.t.mu.Unlock()
-	if b.e.generation == b.generation && b.e.tokens > 0 {
-		takes := time.Duration(float64(b.e.tokens) / b.e.m.prefillRate() * float64(time.Second))
-		heap.Push(&b.t.ledger.due, due{now.Add(takes), b})
-	}
+	b.with(func(e *entry) {
+		if e.tokens > 0 {
+			takes := time.Duration(float64(e.tokens) / e.m.prefillRate() * float64(time.Second))
+			heap.Push(&b.t.ledger.due, due{now.Add(takes), b})
+		}
+	})
 }
 
 // HandOver leaves the booking to the endpoint's readings, for an edge that does
 // not see the end: it ends with the first reading that begins after now, which
 // counts the request among the engine's own.
 func (b Booking) HandOver(now time.Time) {
-	if b.t == nil {
-		return
-	}
-	b.t.mu.Lock()
-	defer b.t.mu.Unlock()
-	if b.e.generation != b.generation {
-		return
-	}
-	m := b.e.m
-	if m.pos < 0 { // no reading will come
-		b.t.ledger.end(b.e)
-		return
-	}
-	if len(m.handed) >= 2*maxHandedDead { // none comes for long: what has ended otherwise is dropped
-		m.handed = slices.DeleteFunc(m.handed, func(d due) bool { return d.b.e.generation != d.b.generation })
-	}
-	m.handed = append(m.handed, due{now, b})
+	b.with(func(e *entry) {
+		m := e.m
+		if m.pos < 0 { // no reading will come
+			b.t.ledger.end(e)
+			return
+		}
+		if len(m.handed) >= 2*maxHandedDead { // none comes for long: what has ended otherwise is dropped
+			m.handed = slices.DeleteFunc(m.handed, func(d due) bool { return d.b.ended() })
+		}
+		m.handed = append(m.handed, due{now, b})
+	})
 }
 
 // maxHandedDead is about how many handed-over bookings that have ended otherwise
@@ -170,36 +189,15 @@ func (d *dueTokens) Pop() any {
 // releaseDue releases the tokens that have fallen due. The table's lock is held.
 func (l *ledger) releaseDue(now time.Time) {
 	for len(l.due) > 0 && !l.due[0].at.After(now) {
-		b := heap.Pop(&l.due).(due).b
-		if b.e.generation == b.generation {
-			b.e.drop()
-			b.e.tokens = 0
-			b.e.hold()
+		if b := heap.Pop(&l.due).(due).b; !b.ended() {
+			b.e.releaseTokens()
 		}
 	}
 }
 
-// change lets f change the booking, if it has not ended, between taking it off
-// the counters and adding it again.
-func (b Booking) change(f func(*entry)) {
-	if b.t == nil {
-		return
-	}
-	b.t.mu.Lock()
-	defer b.t.mu.Unlock()
-	if b.e.generation != b.generation {
-		return
-	}
-	before := b.e.m
-	b.e.drop()
-	f(b.e)
-	b.e.hold()
-	b.t.release(before)
-}
-
 // FirstToken releases the booking's tokens: the prompt has been computed.
 func (b Booking) FirstToken() {
-	b.change(func(e *entry) { e.tokens = 0 })
+	b.with((*entry).releaseTokens)
 }
 
 // Verdict says what the end of a request says of its endpoint.
@@ -215,58 +213,50 @@ const (
 // Judge tells what was seen of the request, for its endpoint's health: when its
 // answer begins, and before its end where that says something else.
 func (b Booking) Judge(now time.Time, v Verdict) {
-	if b.t == nil {
-		return
-	}
-	b.t.mu.Lock()
-	defer b.t.mu.Unlock()
-	if b.e.generation != b.generation || b.e.m.pos < 0 {
-		return
-	}
-	switch m := b.e.m; v {
-	case Good:
-		m.outcomes.Served(now)
-		m.rateHealth(now)
-	case Bad:
-		m.failed(now)
-	default:
-		m.outcomes.Undecided()
-		m.rateHealth(now)
-	}
+	b.with(func(e *entry) {
+		m := e.m
+		if m.pos < 0 {
+			return
+		}
+		switch v {
+		case Good:
+			m.outcomes.Served(now)
+			m.rateHealth(now)
+		case Bad:
+			m.failed(now)
+		default:
+			m.outcomes.Undecided()
+			m.rateHealth(now)
+		}
+	})
 }
 
 // End releases the booking. It returns false where that had happened before: by
-// an earlier End, a Move, or the bound.
+// an earlier End, a reading that it was handed over to, or the bound.
 func (b Booking) End() bool {
-	if b.t == nil {
-		return false
-	}
-	b.t.mu.Lock()
-	defer b.t.mu.Unlock()
-	if b.e.generation != b.generation {
-		return false
-	}
-	b.t.ledger.end(b.e)
-	return true
+	return b.with(func(e *entry) { b.t.ledger.end(e) })
 }
 
 // Served moves the booking to the endpoint of the given address, where another
 // one served the request than was picked: the one that was picked has failed it.
 // An unknown address changes nothing.
 func (b Booking) Served(now time.Time, address string) {
-	b.change(func(e *entry) {
-		if e.m.endpoint.Address == address {
+	b.with(func(e *entry) {
+		from := e.m
+		if from.endpoint.Address == address {
 			return
 		}
-		for _, m := range e.m.t.members {
-			if m.endpoint.Address == address {
-				if e.m.pos >= 0 {
-					e.m.failed(now)
-				}
-				e.m = m
-				return
-			}
+		i := slices.IndexFunc(b.t.members, func(m *Member) bool { return m.endpoint.Address == address })
+		if i < 0 {
+			return
 		}
+		if from.pos >= 0 {
+			from.failed(now)
+		}
+		e.drop()
+		e.m = b.t.members[i]
+		e.hold()
+		b.t.release(from)
 	})
 }
 

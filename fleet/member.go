@@ -138,7 +138,7 @@ func (m *Member) endHanded(began time.Time) (n int) {
 	kept := m.handed[:0]
 	for _, d := range m.handed {
 		switch {
-		case d.b.e.generation != d.b.generation: // ended otherwise
+		case d.b.ended(): // otherwise
 		case d.at.Before(began):
 			m.t.ledger.end(d.b.e)
 			n++
@@ -205,7 +205,7 @@ func (m *Member) Models(models []epp.Model) {
 		return
 	}
 	m.setModels(models)
-	m.t.listed = m.t.listed.Add(m.endpoint.Slot)
+	m.t.unlisted.Remove(m.endpoint.Slot)
 }
 
 // Failed tells that a reading could not be had. The last one stays in use; its

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -44,9 +43,9 @@ type Table struct {
 	holders    []*Member
 	generation uint32
 
-	// listed holds the slots whose list of models is known, serving those that
-	// list a model, resident those on which an adapter is loaded.
-	listed   epp.Slots
+	// unlisted holds the slots whose list of models is not known, serving those
+	// that list a model, resident those on which an adapter is loaded.
+	unlisted epp.Slots
 	serving  map[string]epp.Slots
 	models   map[string]epp.Model
 	resident map[string]epp.Slots
@@ -82,6 +81,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	m := &Member{t: t, endpoint: e, pos: len(t.members), lost: true}
 	m.blocks = t.opt.Index.Endpoint(e.Slot)
 	t.holders[e.Slot] = m
+	t.unlisted = t.unlisted.Add(e.Slot)
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
@@ -112,14 +112,14 @@ func (t *Table) leave(m *Member) {
 	m.pos = -1
 	t.ailing = slices.DeleteFunc(t.ailing, func(o *Member) bool { return o == m })
 	for _, d := range m.handed { // no reading will come to end them
-		if d.b.e.generation == d.b.generation {
+		if !d.b.ended() {
 			t.ledger.end(d.b.e)
 		}
 	}
 	m.handed = nil
 	m.setModels(nil)
 	m.forgetAdapters()
-	t.listed.Remove(m.endpoint.Slot)
+	t.unlisted.Remove(m.endpoint.Slot)
 	t.release(m)
 }
 
@@ -178,17 +178,15 @@ func (t *Table) view(q Query) epp.View {
 	if q.Adapter != "" {
 		v.Resident = t.resident[q.Adapter]
 	}
-	if q.Target != "" && anySlot(t.listed) {
-		t.serves = append(t.serves[:0], t.serving[q.Target]...)
-		for i := range t.endpoints {
-			if s := t.endpoints[i].Slot; !t.listed.Has(s) {
-				t.serves = t.serves.Add(s)
+	if q.Target != "" {
+		t.serves = append(t.serves[:0], t.unlisted...)
+		for i, word := range t.serving[q.Target] {
+			if i == len(t.serves) {
+				t.serves = append(t.serves, 0)
 			}
+			t.serves[i] |= word
 		}
 		v.Serves = t.serves
-		if v.Serves == nil {
-			v.Serves = epp.Slots{}
-		}
 	}
 	return v
 }
@@ -203,11 +201,7 @@ func (t *Table) Model(name string) (m epp.Model, found, complete bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m, found = t.models[name]
-	complete = len(t.endpoints) > 0
-	for i := range t.endpoints {
-		complete = complete && t.listed.Has(t.endpoints[i].Slot)
-	}
-	return m, found, complete
+	return m, found, len(t.endpoints) > 0 && !anySlot(t.unlisted)
 }
 
 // Models returns every model that some endpoint lists, sorted by name.
@@ -275,7 +269,7 @@ func (t *Table) Snapshot() []State {
 			Endpoint: m.endpoint,
 			Signals:  t.signals[i],
 			Adapters: slices.Clone(m.adapters),
-			Listed:   t.listed.Has(m.endpoint.Slot),
+			Listed:   !t.unlisted.Has(m.endpoint.Slot),
 		}
 	}
 	t.mu.Unlock()
@@ -283,11 +277,4 @@ func (t *Table) Snapshot() []State {
 		out[i].Blocks = m.blocks.Blocks()
 	}
 	return out
-}
-
-// String names the table by its size, for logs.
-func (t *Table) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return fmt.Sprintf("fleet of %d", len(t.members))
 }

@@ -107,6 +107,9 @@ type Pick struct {
 // Target is where the request goes, and what to send there.
 func (p *Pick) Target() (epp.Endpoint, []byte) { return p.Endpoint, p.Body }
 
+// Alternatives are Fallbacks.
+func (p *Pick) Alternatives() []epp.Endpoint { return p.Fallbacks }
+
 // Encoding is the Content-Encoding to send with the body, empty for none.
 func (p *Pick) Encoding() string { return p.BodyEncoding }
 
