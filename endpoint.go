@@ -140,6 +140,9 @@ type Signals struct {
 	// Incomplete is true where blocks may be missing from the index: after a
 	// gap, a drop by our own memory bound, or while nothing was ever heard.
 	Incomplete bool
+	// Heard is true once the endpoint has told of its cache, if only that it is
+	// empty. Before, a match of 0 is no knowledge.
+	Heard bool
 }
 
 // Delta is how many of our own requests the reading has missed, less those that

@@ -309,6 +309,7 @@ func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
 	defer m.t.mu.Unlock()
 	s := m.signals()
 	s.Incomplete = m.lost || incomplete
+	m.hear(s)
 	if size > 0 {
 		s.BlockTokens = size // what is stored is nearer to the truth than what a page says
 	}
@@ -330,5 +331,17 @@ func (m *Member) Incomplete(now time.Time, incomplete bool) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	m.lost = incomplete
-	m.signals().Incomplete = m.lost || dropped
+	s := m.signals()
+	s.Incomplete = m.lost || dropped
+	if !incomplete { // all is known, if only that there is nothing
+		m.hear(s)
+	}
+}
+
+// hear notes that the endpoint tells of its cache. t.mu is held.
+func (m *Member) hear(s *epp.Signals) {
+	if !s.Heard && m.pos >= 0 {
+		m.t.silent.Add(-1)
+	}
+	s.Heard = true
 }

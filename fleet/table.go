@@ -3,6 +3,7 @@ package fleet
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"epp.internal/epp"
@@ -52,6 +53,9 @@ type Table struct {
 	serves   epp.Slots // scratch: what the view of the running Pick shows
 
 	ledger ledger
+
+	// silent counts the members that have not told of their caches.
+	silent atomic.Int64
 }
 
 // New returns an empty table.
@@ -85,6 +89,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
+	t.silent.Add(1)
 	return m
 }
 
@@ -103,6 +108,9 @@ func (t *Table) freeSlot() epp.Slot {
 // t.mu is held.
 func (t *Table) leave(m *Member) {
 	m.last = t.signals[m.pos]
+	if !m.last.Heard {
+		t.silent.Add(-1)
+	}
 	t.members = slices.Delete(t.members, m.pos, m.pos+1)
 	t.endpoints = slices.Delete(t.endpoints, m.pos, m.pos+1)
 	t.signals = slices.Delete(t.signals, m.pos, m.pos+1)
@@ -242,6 +250,10 @@ func (t *Table) BlockSizes(dst []int) []int {
 	slices.Sort(dst[from:])
 	return dst
 }
+
+// Silent is how many endpoints have not told of their caches yet; it waits for
+// nothing.
+func (t *Table) Silent() int { return int(t.silent.Load()) }
 
 // Slots is one more than the highest slot in use: the length of a match slice.
 func (t *Table) Slots() int {

@@ -50,6 +50,7 @@ type Metrics struct {
 	candidates                                   prometheus.Gauge
 	kvGaps, kvRestarts                           prometheus.Counter
 	adapterLoads, decisions, unknown, prompts    *prometheus.CounterVec
+	asked                                        *prometheus.CounterVec
 	requests, ended, retries, retriesDenied, cut *prometheus.CounterVec
 	scrapes, badValues, streams                  *prometheus.CounterVec
 	elsewhere                                    prometheus.Counter
@@ -101,6 +102,8 @@ func (m *Metrics) registerDecisions(r prometheus.Registerer) {
 		"Picks in which a factor stood in for a signal that was never reported.", "factor")
 	m.prompts = counters(r, namePrompts,
 		"Decisions by where the prompt's tokens came from.", "source")
+	m.asked = counters(r, nameAsked,
+		"Prompts whose tokens an engine was to make, by how that ended; late, busy and paused are routed without.", "result")
 	m.tokenizeSeconds = histogram(r, nameTokenizeSeconds, shortSeconds,
 		"Seconds from the parsed request to its tokens.")
 }
@@ -194,6 +197,9 @@ func (m *Metrics) Ended(e *picker.Ending) {
 		m.state.addCached(endpointKey{e.Endpoint.Name, e.Endpoint.Address}, e.PredictedTokens, e.CachedTokens)
 	}
 }
+
+// Asked counts a question to an engine for a prompt's tokens.
+func (m *Metrics) Asked(result picker.AskResult) { m.asked.WithLabelValues(string(result)).Inc() }
 
 // Answered counts a request's answer: the path as the API lists it, the status
 // that the client got, and how long it took in all.

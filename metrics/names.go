@@ -12,6 +12,7 @@ const (
 	nameCompositeScore  = "epp_composite_score"
 	nameUnknownFactors  = "epp_unknown_factors_total"
 	namePrompts         = "epp_prompts_total"
+	nameAsked           = "epp_engine_tokens_total"
 	nameTokenizeSeconds = "epp_tokenize_duration_seconds"
 
 	nameRequests       = "epp_requests_total"
@@ -75,6 +76,7 @@ var (
 
 	descNodes      = whole("epp_prefix_tree_nodes", "Blocks in the prefix tree.")
 	descIndexBytes = whole("epp_index_bytes", "Memory of the prefix tree, bounded by limits.indexBytes.")
+	descOwnBlocks  = whole("epp_own_blocks", "Blocks that our own picks have taught, bounded by limits.ownBlocks; 0 where every endpoint tells of its cache.")
 	descRingBytes  = whole("epp_ring_bytes", "Memory of the ring of decisions, bounded by limits.ringBytes.")
 	descMaxQueue   = whole("epp_max_queue", "Queue at which an endpoint is full, in requests: the setting maxQueue.")
 	descBound      = whole("epp_booking_bound_total",

@@ -14,9 +14,9 @@ type Snapshot struct {
 	Endpoints []Endpoint
 	// MaxQueue is the setting, in requests.
 	MaxQueue int
-	// IndexBlocks and IndexBytes are the prefix tree's size, RingBytes the size
-	// of the ring of decisions.
-	IndexBlocks, IndexBytes, RingBytes int
+	// IndexBlocks and IndexBytes are the prefix tree's size, OwnBlocks the blocks
+	// that our own picks have taught, RingBytes the size of the ring of decisions.
+	IndexBlocks, IndexBytes, OwnBlocks, RingBytes int
 	// BookingsBound counts the bookings that their age has ended since the start.
 	BookingsBound uint64
 }
@@ -68,7 +68,7 @@ func (s *state) addCached(key endpointKey, predicted, reported int) {
 func (s *state) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descQueueDepth, descHealth, descInFlight, descInFlightTokens, descBlocks, descStale, descIncomplete,
-		descPredicted, descReported, descNodes, descIndexBytes, descRingBytes, descMaxQueue, descBound,
+		descPredicted, descReported, descNodes, descIndexBytes, descOwnBlocks, descRingBytes, descMaxQueue, descBound,
 	} {
 		out <- d
 	}
@@ -85,6 +85,7 @@ func (s *state) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(descNodes, float64(now.IndexBlocks))
 	gauge(descIndexBytes, float64(now.IndexBytes))
+	gauge(descOwnBlocks, float64(now.OwnBlocks))
 	gauge(descRingBytes, float64(now.RingBytes))
 	gauge(descMaxQueue, float64(now.MaxQueue))
 	count(descBound, now.BookingsBound)

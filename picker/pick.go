@@ -89,6 +89,8 @@ type Pick struct {
 	// where byBytes is true.
 	promptTokens []uint32
 	byBytes      bool
+	guessed      bool // what our own picks have taught is in the match
+	unheard      bool // the endpoint does not tell that it has the prompt
 	learnt       bool // this prompt, by its endpoint
 	decoded      int  // bytes to give back
 

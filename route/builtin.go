@@ -103,13 +103,15 @@ func kindOf(s Scorer) kind {
 // Cache rates the share of the prompt that the endpoint need not compute:
 // matched tokens ÷ tokens in full blocks of the pool's smallest block size. With
 // one size in the pool that is matched blocks ÷ full blocks. 0 for a prompt
-// under one block, and where nothing was heard of the endpoint's cache.
+// under one block. Where nothing was ever heard of the endpoint's cache, and our
+// own picks know of nothing there, it is 0 and unknown.
 type Cache struct{}
 
 // Score implements [Scorer].
 func (Cache) Score(in *Input, out []epp.Score) {
 	for i := range out {
-		out[i].Value = cachedShare(in.MatchOf(i), in.BlockedTokens)
+		m := in.MatchOf(i)
+		out[i] = epp.Score{Value: cachedShare(m, in.BlockedTokens), Unknown: cacheUnknown(&in.View.Signals[i], m)}
 	}
 }
 

@@ -208,7 +208,7 @@ func idlePool(n int, cached uint32) *route.Input {
 	for i := range n {
 		name := fmt.Sprintf("endpoint-%d", i)
 		in.View.Endpoints = append(in.View.Endpoints, epp.Endpoint{Name: name, Address: name, Slot: epp.Slot(i)})
-		in.View.Signals = append(in.View.Signals, epp.Signals{Health: 1, ReadAt: now})
+		in.View.Signals = append(in.View.Signals, epp.Signals{Health: 1, ReadAt: now, Heard: true})
 		in.Match = append(in.Match, epp.Match{Blocks: cached, BlockTokens: 16})
 	}
 	return in

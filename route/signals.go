@@ -16,6 +16,9 @@ func cachedShare(m epp.Match, blockedTokens int) float64 {
 	return unit(float64(m.Tokens()) / float64(blockedTokens))
 }
 
+// cacheUnknown reports whether a match is 0 because nobody tells.
+func cacheUnknown(s *epp.Signals, m epp.Match) bool { return !s.Heard && m.Blocks == 0 }
+
 // residence is 1 for an adapter that is there, or that nobody asked for.
 func residence(there bool) float64 {
 	if there {
