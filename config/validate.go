@@ -90,7 +90,7 @@ func oneOf[T ~string](v *validator, path string, value T, valid []T) {
 	}
 	words := make([]string, len(valid))
 	for i, w := range valid {
-		words[i] = string(w)
+		words[i] = cmp.Or(string(w), `""`)
 	}
 	v.fault(path, "%s is unknown; want %s", quote(string(value)), strings.Join(words, ", "))
 }
