@@ -143,6 +143,9 @@ type Signals struct {
 	// Heard is true once the endpoint has told of its cache, if only that it is
 	// empty. Before, a match of 0 is no knowledge.
 	Heard bool
+	// Doubt is the part of the endpoint's claims on cached blocks that did not come
+	// true lately, in [0, 1]: its match counts for less by as much. 0 is trust.
+	Doubt float64
 }
 
 // Delta is how many of our own requests the reading has missed, less those that

@@ -90,6 +90,10 @@ type BlockEvent struct {
 	// (images, audio, embeddings), empty for text; it is nil where all are text.
 	Media []string
 
+	// At is when the engine removed or cleared the blocks, on our clock as nearly as
+	// can be told; zero: not known.
+	At time.Time
+
 	// Tier is where the blocks lie, as the engine names it ("GPU"); Group is the
 	// engine's KV cache group.
 	Tier  string

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/health"
 	"epp.internal/epp/kvindex"
 )
@@ -28,6 +29,8 @@ type Member struct {
 	// reported; Signals.Health is what a decision sees of both.
 	outcomes health.State
 	asleep   bool
+	// truth is how the endpoint's claims on its cache compare with its answers.
+	truth audit.State
 	// lost is what Incomplete said.
 	lost bool
 
@@ -321,7 +324,8 @@ func (m *Member) Reset(now time.Time) {
 	m.blocks.Clear(now)
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
-	m.signals().Incomplete = m.lost
+	m.signals().Incomplete, m.signals().Doubt = m.lost, 0
+	m.truth.Forget()
 	m.forgetAdapters()
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/kvindex"
 )
 
@@ -36,8 +37,8 @@ type Table struct {
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
-	// ailing are the members against which outcomes are held: their health
-	// changes with time.
+	// ailing are the members against which outcomes or claims are held: their
+	// health and doubt change with time.
 	ailing []*Member
 
 	// holders[slot] is the slot's last member; nil where it is free.
@@ -172,12 +173,13 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	return t.ledger.add(m, tokens, now), true
 }
 
-// recover brings the health of ailing members up to date. t.mu is held.
+// recover brings the health and the doubt of ailing members up to date. t.mu is held.
 func (t *Table) recover(now time.Time) {
 	for _, m := range t.ailing {
 		m.rateHealth(now)
+		m.signals().Doubt = m.truth.Doubt(now)
 	}
-	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) })
+	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) && m.signals().Doubt == 0 })
 }
 
 // view shows the table to choose. t.mu is held.
@@ -269,6 +271,7 @@ type State struct {
 	Blocks   int
 	Adapters []string
 	Listed   bool // its list of models is known
+	Truth    audit.State
 }
 
 // Snapshot returns the state of every endpoint, in the order they joined.
@@ -282,6 +285,7 @@ func (t *Table) Snapshot() []State {
 			Signals:  t.signals[i],
 			Adapters: slices.Clone(m.adapters),
 			Listed:   !t.unlisted.Has(m.endpoint.Slot),
+			Truth:    m.truth,
 		}
 	}
 	t.mu.Unlock()

@@ -53,7 +53,7 @@ type Metrics struct {
 	asked                                        *prometheus.CounterVec
 	requests, ended, retries, retriesDenied, cut *prometheus.CounterVec
 	scrapes, badValues, streams                  *prometheus.CounterVec
-	elsewhere                                    prometheus.Counter
+	elsewhere, stale                             prometheus.Counter
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
 }
 
@@ -66,7 +66,7 @@ func New(opt Options) *Metrics {
 	r := prometheus.NewRegistry()
 	m := &Metrics{
 		registry: r,
-		state:    &state{read: opt.Snapshot, cached: map[endpointKey]cachedTokens{}},
+		state:    &state{read: opt.Snapshot},
 		models:   newBounded(maxModels, opt.Models),
 		adapters: newBounded(maxAdapters, opt.Adapters),
 		names:    newBounded(maxNames, nil),
@@ -100,6 +100,8 @@ func (m *Metrics) registerDecisions(r prometheus.Registerer) {
 		"Decisions by model and outcome: picked, degraded, or why the request was refused.", "model", "outcome")
 	m.unknown = counters(r, nameUnknownFactors,
 		"Picks in which a factor stood in for a signal that was never reported.", "factor")
+	m.stale = counter(r, nameStaleRouting,
+		"Decisions that counted on cached blocks which had been removed before, as was learnt later.")
 	m.prompts = counters(r, namePrompts,
 		"Decisions by where the prompt's tokens came from.", "source")
 	m.asked = counters(r, nameAsked,
@@ -193,10 +195,11 @@ func (m *Metrics) Ended(e *picker.Ending) {
 	if e.TTFT > 0 {
 		m.ttft.Observe(e.TTFT.Seconds())
 	}
-	if e.CachedTokens >= 0 && e.OurTokens > 0 {
-		m.state.addCached(endpointKey{e.Endpoint.Name, e.Endpoint.Address}, e.PredictedTokens, e.CachedTokens)
-	}
 }
+
+// Stale counts n decisions that turned out to have been made on blocks that were
+// gone.
+func (m *Metrics) Stale(n int) { m.stale.Add(float64(n)) }
 
 // Asked counts a question to an engine for a prompt's tokens.
 func (m *Metrics) Asked(result picker.AskResult) { m.asked.WithLabelValues(string(result)).Inc() }

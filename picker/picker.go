@@ -125,6 +125,7 @@ type Picker struct {
 	decoder decoder
 	asker   *asker   // nil: no engine is asked
 	learned *learned // nil: nothing is learned from our own picks
+	recent  recent
 
 	// joinsParts and mergesSystem are what the template does, found out once.
 	joinsParts, mergesSystem func() bool
@@ -344,7 +345,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 			pk.Fallbacks = append(pk.Fallbacks, v.Endpoints[k])
 		}
 		pk.predicted = pk.cachedAt(&rec.Candidates[i])
-		return i, len(pk.promptTokens) - pk.predicted
+		return i, len(pk.promptTokens) - int(float64(pk.predicted)*(1-v.Signals[i].Doubt))
 	})
 	rec.Timings.Score = p.opt.Now().Sub(now)
 	pk.finishRecord(ctx, rec)
@@ -355,6 +356,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 		return err
 	}
 	pk.booking = booking
+	pk.remember(now, &rec.Candidates[rec.Chosen])
 	if pk.sight != SeesAll {
 		booking.ReleaseTokensByRate(now)
 	}

@@ -103,7 +103,8 @@ func kindOf(s Scorer) kind {
 // Cache rates the share of the prompt that the endpoint need not compute:
 // matched tokens ÷ tokens in full blocks of the pool's smallest block size. With
 // one size in the pool that is matched blocks ÷ full blocks. 0 for a prompt
-// under one block. Where nothing was ever heard of the endpoint's cache, and our
+// under one block. An endpoint whose claims did not come true lately has that part
+// taken off (Signals.Doubt). Where nothing was ever heard of the endpoint's cache, and our
 // own picks know of nothing there, it is 0 and unknown.
 type Cache struct{}
 
@@ -111,7 +112,7 @@ type Cache struct{}
 func (Cache) Score(in *Input, out []epp.Score) {
 	for i := range out {
 		m := in.MatchOf(i)
-		out[i] = epp.Score{Value: cachedShare(m, in.BlockedTokens), Unknown: cacheUnknown(&in.View.Signals[i], m)}
+		out[i] = epp.Score{Value: cachedShare(m, in.BlockedTokens, in.View.Signals[i].Doubt), Unknown: cacheUnknown(&in.View.Signals[i], m)}
 	}
 }
 

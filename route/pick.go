@@ -133,7 +133,7 @@ func (p *Policy) weigh(in *Input, tried epp.Slots, race *race) {
 		}
 		c.Queue, f.unknown[queueKind] = queueDepth(s)
 		c.Load, f.unknown[loadKind] = m.load(s)
-		f.value[cacheKind], f.unknown[cacheKind] = cachedShare(c.Match, blockedTokens), cacheUnknown(s, c.Match)
+		f.value[cacheKind], f.unknown[cacheKind] = cachedShare(c.Match, blockedTokens, s.Doubt), cacheUnknown(s, c.Match)
 		f.value[loadKind] = 1 - unit(c.Load)
 		f.value[queueKind] = 1 - unit(c.Queue/m.maxQueue)
 		f.value[healthKind] = unit(health)

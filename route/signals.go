@@ -8,12 +8,16 @@ import (
 )
 
 // cachedShare is the part of a prompt of so many tokens in full blocks that a
-// match covers.
-func cachedShare(m epp.Match, blockedTokens int) float64 {
+// match covers, less what the endpoint's claims are doubted.
+func cachedShare(m epp.Match, blockedTokens int, doubt float64) float64 {
 	if blockedTokens <= 0 || m.Blocks == 0 {
 		return 0
 	}
-	return unit(float64(m.Tokens()) / float64(blockedTokens))
+	share := unit(float64(m.Tokens()) / float64(blockedTokens))
+	if doubt > 0 {
+		share *= 1 - unit(doubt)
+	}
+	return share
 }
 
 // cacheUnknown reports whether a match is 0 because nobody tells.

@@ -100,7 +100,7 @@ type options struct {
 	unsettled bool
 	// blind is a picker without a tokenizer.
 	blind bool
-	level     slog.Level
+	level slog.Level
 }
 
 // newRig starts engines a hundred times faster than profile article-8b, and the

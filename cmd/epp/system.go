@@ -186,7 +186,7 @@ func (s *system) snapshot() metrics.Snapshot {
 		snap.Endpoints = append(snap.Endpoints, metrics.Endpoint{
 			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, Stale: stale,
 			InFlight: st.Signals.InFlight, InFlightTokens: st.Signals.InFlightTokens,
-			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete,
+			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete, Doubt: st.Signals.Doubt, Truth: st.Truth,
 		})
 	}
 	return snap
@@ -452,6 +452,7 @@ func (k *sink) Models(models []epp.Model) {
 // Apply passes events on. The log shows their sizes only.
 func (k *sink) Apply(now time.Time, events []epp.BlockEvent) {
 	k.Member.Apply(now, events)
+	k.removed(events)
 	if k.log.Enabled(context.Background(), picker.LevelTrace) {
 		for i := range events {
 			e := &events[i]
@@ -460,6 +461,17 @@ func (k *sink) Apply(now time.Time, events []epp.BlockEvent) {
 		}
 	}
 	k.s.watch.changed()
+}
+
+// removed counts the decisions that were made after blocks had gone and before
+// the news of it came. All events of a batch have one time.
+func (k *sink) removed(events []epp.BlockEvent) {
+	for i := range events {
+		if at := events[i].At; !at.IsZero() {
+			k.s.metrics.Stale(k.s.picker.Removed(k.Endpoint(), at))
+			return
+		}
+	}
 }
 
 // Reset passes a restart on.
