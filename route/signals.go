@@ -7,13 +7,15 @@ import (
 	"epp.internal/epp/decision"
 )
 
-// cachedShare is the part of a prompt of so many tokens in full blocks that a
-// match covers.
-func cachedShare(m epp.Match, blockedTokens int) float64 {
-	if blockedTokens <= 0 || m.Blocks == 0 {
+// blockedTokens is a prompt's tokens in full blocks.
+type blockedTokens int
+
+// share is the part of them that a match covers.
+func (b blockedTokens) share(m epp.Match) float64 {
+	if b <= 0 || m.Blocks == 0 {
 		return 0
 	}
-	return unit(float64(m.Tokens()) / float64(blockedTokens))
+	return unit(float64(m.Tokens()) / float64(b))
 }
 
 // residence is 1 for an adapter that is there, or that nobody asked for.
@@ -130,7 +132,7 @@ const (
 func healthOf(s *epp.Signals, now time.Time, staleAfter time.Duration) float64 {
 	h := s.Health
 	if Stale(s, now, staleAfter) && h > HealthCutoff {
-		over := now.Sub(s.ReadAt) - staleAfter
+		over := age(s, now) - staleAfter
 		h = max(HealthCutoff, h-staleHealthStep*float64(over)/float64(staleHealthEvery))
 	}
 	return h
@@ -139,7 +141,12 @@ func healthOf(s *epp.Signals, now time.Time, staleAfter time.Duration) float64 {
 // Stale reports whether the endpoint was read once and then not again for
 // longer than staleAfter.
 func Stale(s *epp.Signals, now time.Time, staleAfter time.Duration) bool {
-	return !s.ReadAt.IsZero() && now.Sub(s.ReadAt) > staleAfter
+	return !s.ReadAt.IsZero() && age(s, now) > staleAfter
+}
+
+// age is how old the endpoint's reading is.
+func age(s *epp.Signals, now time.Time) time.Duration {
+	return time.Duration(epp.InstantOf(now) - s.ReadAt)
 }
 
 // unit brings v into [0, 1]; NaN becomes 0.

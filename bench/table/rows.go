@@ -71,7 +71,7 @@ func picking() []figure {
 			slices.Sort(order)
 		})
 		from, to := rec.Clone(), rec.Clone()
-		f.floor = micros(passes, 10, func(int) { copy(to.Candidates, from.Candidates); copy(to.Scores, from.Scores) })
+		f.floor = micros(passes, 10, func(int) { copy(to.Candidates, from.Candidates) })
 		out = append(out, f)
 	}
 	return out
@@ -84,7 +84,7 @@ func pool(n int) *route.Input {
 		name := fmt.Sprintf("vllm-qwen3-8b-%d", i)
 		in.View.Endpoints = append(in.View.Endpoints, epp.Endpoint{Name: name, Address: fmt.Sprintf("10.0.%d.%d:8000", i/256, i%256), Slot: epp.Slot(i)})
 		in.View.Signals = append(in.View.Signals, epp.Signals{
-			Health: 1, ReadAt: now.Add(-time.Duration(i) * time.Millisecond), Waiting: epp.Known(float64(i % 7)), Running: epp.Known(float64(i % 13)),
+			Health: 1, ReadAt: epp.InstantOf(now.Add(-time.Duration(i) * time.Millisecond)), Waiting: epp.Known(float64(i % 7)), Running: epp.Known(float64(i % 13)),
 		})
 		in.Match = append(in.Match, epp.Match{Blocks: uint32(i % 5), BlockTokens: workload.BlockTokens})
 	}
