@@ -188,7 +188,7 @@ func (p *Policy) rate(in *Input, candidates []decision.Candidate) {
 		}
 		cache, load, queue := blocked.share(c.Match), 1-unit(c.Load), 1-unit(c.Queue/m.maxQueue)
 		sound, adapter := unit(health), residence(anyAdapter || c.Resident)
-		*f = [decision.Factors]float64{cache, load, queue, sound, adapter}
+		f[0], f[1], f[2], f[3], f[4] = cache, load, queue, sound, adapter // in their order
 		c.Sum = unit(float64(w[0]*cache) + float64(w[1]*load) + float64(w[2]*queue) + float64(w[3]*sound) + float64(w[4]*adapter))
 	}
 }
@@ -211,7 +211,8 @@ func (p *Policy) addOutside(rec *decision.Record, from, to int) {
 func (p *Policy) admit(candidates []decision.Candidate, base int, race *race) (admitted int) {
 	for i := range candidates {
 		c := &candidates[i]
-		if c.Excluded = p.filter(c); c.Excluded != decision.Admitted {
+		if out := p.filter(c); out != decision.Admitted {
+			c.Excluded = out
 			continue
 		}
 		admitted++

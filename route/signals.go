@@ -59,7 +59,7 @@ func freeSlots(s *epp.Signals) float64 {
 // measure is what the settings say of load and queue, ready to divide by.
 type measure struct {
 	source         loadSource
-	maxRunning     float64
+	capacity       float64 // in requests: those at once × maxUtilization
 	maxUtilization float64
 	maxQueue       float64
 }
@@ -76,13 +76,14 @@ const (
 
 func measureOf(s *decision.Settings) measure {
 	m := measure{
-		maxRunning:     decision.DefaultMaxRunning,
+		capacity:       decision.DefaultMaxRunning,
 		maxUtilization: s.Load.MaxUtilization,
 		maxQueue:       float64(s.MaxQueue),
 	}
 	if s.Load.MaxRunning > 0 {
-		m.maxRunning = float64(s.Load.MaxRunning)
+		m.capacity = float64(s.Load.MaxRunning)
 	}
+	m.capacity *= m.maxUtilization
 	switch s.Load.Source {
 	case decision.LoadTokens:
 		m.source = byTokens
@@ -99,13 +100,25 @@ func measureOf(s *decision.Settings) measure {
 // unknown is true where the source never said: then our own requests in flight
 // stand in, so that a new endpoint counts as idle.
 func (m *measure) load(s *epp.Signals) (load float64, unknown bool) {
+	if m.source == byRequests && s.Running.Known && s.Waiting.Known {
+		return requests(s) / m.capacity, false
+	}
+	return m.loadElse(s)
+}
+
+// requests is how many requests the endpoint has: those it reported, and those of
+// our own picks that it did not count.
+func requests(s *epp.Signals) float64 {
+	n := s.Running.Value + s.Waiting.Value + float64(s.Delta())
+	if own := float64(s.InFlight); own > n {
+		return own
+	}
+	return n
+}
+
+// loadElse is load where that is not the requests that the endpoint reported.
+func (m *measure) loadElse(s *epp.Signals) (load float64, unknown bool) {
 	switch {
-	case m.source == byRequests && s.Running.Known && s.Waiting.Known:
-		load = s.Running.Value + s.Waiting.Value + float64(s.Delta())
-		if own := float64(s.InFlight); own > load {
-			load = own
-		}
-		load /= m.maxRunning
 	case m.source == byTokens:
 		load = float64(s.InFlightTokens) / decision.TokensAtFullLoad
 	case m.source == byKV && s.KVUsage.Known:
@@ -113,12 +126,9 @@ func (m *measure) load(s *epp.Signals) (load float64, unknown bool) {
 	case m.source == byGPU && s.GPU.Known:
 		load = s.GPU.Value
 	default:
-		load, unknown = float64(max(0, s.InFlight))/m.maxRunning, true
+		return float64(max(0, s.InFlight)) / m.capacity, true
 	}
-	if m.maxUtilization != 1 { // a division is a tenth of the cost of an endpoint
-		load /= m.maxUtilization
-	}
-	return load, unknown
+	return load / m.maxUtilization, unknown
 }
 
 // The fall of health while reports are missing: 0.1 for every 5 s past the age

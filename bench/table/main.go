@@ -37,18 +37,26 @@ type figure struct {
 
 func main() {
 	dynamo := flag.String("dynamo", "", "path of the built bench/peers/dynamo; empty: no peer")
+	rows := flag.String("rows", "1,2,3,4,5", "which rows to measure")
 	flag.Parse()
-	if err := run(*dynamo); err != nil {
+	if err := run(*dynamo, *rows); err != nil {
 		fmt.Fprintln(os.Stderr, "table:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dynamo string) error {
-	figures := hashing()
-	figures = append(figures, picking()...)
-	figures = append(figures, conversation()...)
-	figures = append(figures, index()...)
+func run(dynamo, rows string) error {
+	var figures []figure
+	if strings.Contains(rows, "1") {
+		figures = hashing()
+	}
+	if strings.Contains(rows, "5") {
+		figures = append(figures, picking()...)
+	}
+	if strings.ContainsAny(rows, "234") {
+		figures = append(figures, conversation()...)
+		figures = append(figures, index()...)
+	}
 	peer := map[string]string{}
 	if dynamo != "" {
 		var err error
