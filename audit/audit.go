@@ -171,8 +171,8 @@ func (s *State) Total() [Causes]uint64 { return s.total }
 func (s *State) Tokens() (expected, reported uint64) { return s.expected, s.reported }
 
 // Doubt is the part of the endpoint's claims that did not come true, in hundredths,
-// in [0, 1]: 0 for one that is trusted. Half of it is forgotten in a minute without an answer.
-func (s *State) Doubt(now time.Time) float64 {
+// 0–100: 0 for one that is trusted. Half of it is forgotten in a minute without an answer.
+func (s *State) Doubt(now time.Time) uint8 {
 	if s.answers < enough-1e-9 || s.predicted <= 0 {
 		return 0
 	}
@@ -181,7 +181,7 @@ func (s *State) Doubt(now time.Time) float64 {
 	if d < leastDoubt {
 		return 0
 	}
-	return min(1, math.Round(100*d)/100)
+	return uint8(min(100, math.Round(100*d)))
 }
 
 // Forget trusts the endpoint again, since its engine has restarted. What was

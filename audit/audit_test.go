@@ -55,11 +55,11 @@ func TestALiarIsDoubted(t *testing.T) {
 			t.Errorf("answer %d: alarm changed: %v", i+1, changed)
 		}
 	}
-	if s.Doubt(now) != 1 || s.Alarm() != audit.Unconfirmed || s.Share(audit.Unconfirmed) != 1 {
+	if s.Doubt(now) != 100 || s.Alarm() != audit.Unconfirmed || s.Share(audit.Unconfirmed) != 1 {
 		t.Errorf("doubt %v, alarm %v", s.Doubt(now), s.Alarm())
 	}
 	now = now.Add(time.Minute)
-	if d := s.Doubt(now); math.Abs(d-0.5) > 1e-9 {
+	if d := s.Doubt(now); d != 50 {
 		t.Errorf("doubt %v a minute later", d)
 	}
 	truth := lie
@@ -84,7 +84,7 @@ func TestALiarIsDoubted(t *testing.T) {
 	}
 }
 
-// Whatever engines report: doubt is a number in [0, 1], nothing is held against
+// Whatever engines report: doubt is at most 100 hundredths, nothing is held against
 // an endpoint whose claims came true, and every answer is counted once.
 func TestDoubtIsBounded(t *testing.T) {
 	tokens := rapid.OneOf(rapid.IntRange(-10, 600), rapid.Just(math.MaxInt), rapid.Just(math.MinInt))
@@ -103,7 +103,7 @@ func TestDoubtIsBounded(t *testing.T) {
 			}
 			honest = honest && o.Reported >= o.Predicted
 			s.Add(now, o)
-			if d := s.Doubt(now); !(d >= 0 && d <= 1) || honest && d > 0 {
+			if d := s.Doubt(now); d > 100 || honest && d > 0 {
 				t.Fatalf("doubt %v, honest: %v", d, honest)
 			}
 		}

@@ -119,7 +119,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.learnRate(&l)
 	s := m.signals()
 	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
-	s.ReadAt, s.InFlightAtRead = began, m.counted(mark, &l)
+	s.ReadAt, s.InFlightAtRead = epp.InstantOf(began), m.counted(mark, &l)
 	if l.BlockTokens > 0 {
 		s.BlockTokens = l.BlockTokens
 	}

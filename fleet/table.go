@@ -33,7 +33,8 @@ type Table struct {
 
 	mu sync.Mutex // guards the following fields and those of members
 
-	// The view: one entry each for every member, in the order they joined.
+	// The view: one entry each for every member, in the order they joined. An
+	// element of endpoints never changes: records point to it.
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
@@ -113,7 +114,7 @@ func (t *Table) leave(m *Member) {
 		t.silent.Add(-1)
 	}
 	t.members = slices.Delete(t.members, m.pos, m.pos+1)
-	t.endpoints = slices.Delete(t.endpoints, m.pos, m.pos+1)
+	t.endpoints = slices.Concat(t.endpoints[:m.pos], t.endpoints[m.pos+1:])
 	t.signals = slices.Delete(t.signals, m.pos, m.pos+1)
 	for i := m.pos; i < len(t.members); i++ {
 		t.members[i].pos = i

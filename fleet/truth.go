@@ -16,8 +16,8 @@ type Verified struct {
 	Alarm   audit.Cause
 	Share   float64
 	Changed bool
-	// Doubt is what is held against the endpoint's claims now.
-	Doubt float64
+	// Doubt is what is held against the endpoint's claims now, in hundredths.
+	Doubt uint8
 }
 
 // Verify tells what the endpoint reported of the prompt that the booking was made

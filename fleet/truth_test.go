@@ -27,7 +27,7 @@ func TestVerify(t *testing.T) {
 		}
 		return bk
 	}
-	seen := func() (doubt float64) {
+	seen := func() (doubt uint8) {
 		table.Pick(fleet.Query{}, at, func(v epp.View) (int, int) { doubt = v.Signals[0].Doubt; return -1, 0 })
 		return doubt
 	}
@@ -45,11 +45,11 @@ func TestVerify(t *testing.T) {
 			t.Error("a booking that has ended counts")
 		}
 	}
-	if d := seen(); d != 1 {
+	if d := seen(); d != 100 {
 		t.Errorf("doubt %v", d)
 	}
 	at = at.Add(time.Minute)
-	if d := seen(); d != 0.5 {
+	if d := seen(); d != 50 {
 		t.Errorf("doubt %v a minute later", d)
 	}
 	at = at.Add(time.Hour)

@@ -47,8 +47,8 @@ func checkConsistent(t fataler, x *Index) {
 	heads := 0
 	for place, slots := range holders {
 		n := x.nodes.at(place)
-		s := x.sets.at(n.set.Load())
-		users[n.set.Load()]++
+		s := x.sets.at(n.set())
+		users[n.set()]++
 		if s.n != len(slots) {
 			t.Fatalf("node %d has %d holders, want %d", place, s.n, len(slots))
 		}

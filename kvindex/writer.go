@@ -213,13 +213,10 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 	}
 	for ; i < len(e.Hashes); i += warmBlocks {
 		hashes := e.Hashes[i:min(i+warmBlocks, len(e.Hashes))]
-		var chain [warmBlocks]uint64
 		former := own
-		for j := range hashes {
-			tokens, media := blockOf(e, i+j)
-			own = block.ExtendMedia(own, media, tokens)
-			chain[j] = own
-		}
+		var space [warmBlocks]uint64
+		chain := appendOwn(space[:0], own, e, i, len(hashes))
+		own = chain[len(chain)-1]
 		w.warm(l, hashes)
 		for j, hash := range hashes {
 			if place = w.hold(l, hash, chain[j], parent{place, former}); place == 0 {
@@ -233,6 +230,20 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 			}
 		}
 	}
+}
+
+// appendOwn appends our hashes of n blocks of e, from block i on, after parent.
+func appendOwn(dst []uint64, parent uint64, e *epp.BlockEvent, i, n int) []uint64 {
+	if e.Media == nil {
+		return block.AppendChain(dst, parent, e.Tokens[i*e.BlockTokens:(i+n)*e.BlockTokens], e.BlockTokens)
+	}
+	for ; n > 0; n-- {
+		tokens, media := blockOf(e, i)
+		parent = block.ExtendMedia(parent, media, tokens)
+		dst = append(dst, parent)
+		i++
+	}
+	return dst
 }
 
 // blockOf returns what block i of e is made of.
@@ -253,10 +264,8 @@ type parent struct {
 // of returns the parent's place, or 0 if it is not there any more: a lap may
 // have dropped it.
 func (p parent) of(x *Index) uint32 {
-	if p.place != 0 {
-		if n := x.nodes.at(p.place); n != nil && n.live() && n.hash.Load() == p.hash {
-			return p.place
-		}
+	if p.place != 0 && x.holds(p.place, p.hash) {
+		return p.place
 	}
 	return 0
 }
@@ -287,19 +296,32 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		slot, _ = l.find(hash)
 	}
 	after := before.of(x)
-	at := x.lookUp(own, after)
-	place = at.place
-	switch {
-	case at.set == nil:
+	if place = x.placeOf(own, after); place == 0 {
 		to := w.join(0)
 		if place = x.plant(own, to, after); place == 0 {
 			x.abandon(to)
 			return 0
 		}
 		w.blocks++
-	case at.set.has(w.slot):
+	} else if !w.share(place) {
+		return 0
+	}
+	l.put(slot, hash, place)
+	w.copies++
+	x.copies++
+	w.counts.Stored++
+	return place
+}
+
+// share adds a copy to a block that some endpoint holds, or returns false where a
+// bound forbids it.
+func (w *Writer) share(place uint32) bool {
+	x := w.index
+	n := x.nodes.at(place)
+	n.touch(x.clock.Load())
+	if x.sets.at(n.set()).has(w.slot) {
 		if w.extra[place] == maxCopies-1 {
-			return 0
+			return false
 		}
 		if w.extra == nil {
 			w.extra = map[uint32]uint32{}
@@ -307,22 +329,16 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		if w.extra[place]++; w.extra[place] == 1 {
 			x.bytes += mapEntryBytes
 		}
-		at.node.touch(x.clock.Load())
-	default:
-		to := w.join(at.number)
-		if x.bytes > x.options.MaxBytes {
-			x.abandon(to)
-			return 0
-		}
-		x.change(at.node, to)
-		at.node.touch(x.clock.Load())
-		w.blocks++
+		return true
 	}
-	l.put(slot, hash, place)
-	w.copies++
-	x.copies++
-	w.counts.Stored++
-	return place
+	to := w.join(n.set())
+	if x.bytes > x.options.MaxBytes {
+		x.abandon(to)
+		return false
+	}
+	x.change(n, to)
+	w.blocks++
+	return true
 }
 
 // join returns the number of the set that has this endpoint besides those in
@@ -334,13 +350,17 @@ func (w *Writer) join(from uint32) uint32 {
 // take returns where s leads to from a set, and makes it a step from there where
 // it is not.
 func (w *Writer) take(s *step, from uint32) uint32 {
-	x := w.index
-	if s.to == 0 || s.from != from || s.epoch != x.sets.epoch {
-		to, grown := x.sets.get(from, w.slot)
-		x.bytes += grown
-		*s = step{from, to, x.sets.epoch}
+	if s.to == 0 || s.from != from || s.epoch != w.index.sets.epoch {
+		w.find(s, from)
 	}
 	return s.to
+}
+
+func (w *Writer) find(s *step, from uint32) {
+	x := w.index
+	to, grown := x.sets.get(from, w.slot)
+	x.bytes += grown
+	*s = step{from, to, x.sets.epoch}
 }
 
 // remove removes copies, or what is parked under their names.
@@ -409,13 +429,13 @@ func (w *Writer) leave(place uint32) {
 	if n == nil || !n.live() {
 		return
 	}
-	s := x.sets.at(n.set.Load())
+	s := x.sets.at(n.set())
 	if !s.has(w.slot) {
 		return
 	}
 	to := uint32(0)
 	if s.n > 1 {
-		to = w.take(&w.parted, n.set.Load())
+		to = w.take(&w.parted, n.set())
 	}
 	x.change(n, to)
 	if to == 0 {

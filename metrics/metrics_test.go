@@ -47,8 +47,8 @@ func record(model string, matched uint32) *decision.Record {
 		Settings: decision.Defaults(), Admitted: 1, RunnerUp: -1,
 		Timings: decision.Timings{Tokenize: 300 * time.Microsecond, Match: 3 * time.Microsecond, Score: 1500 * time.Nanosecond},
 	}
-	r.Resize(1, len(r.Settings.Weights))
-	r.Candidates[0] = decision.Candidate{Name: "pod-a", Address: "10.0.0.7:8000", Sum: 0.85}
+	r.Resize(1)
+	r.Candidates[0] = decision.Candidate{Endpoint: &epp.Endpoint{Name: "pod-a", Address: "10.0.0.7:8000"}, Sum: 0.85}
 	if matched > 0 {
 		r.Candidates[0].Match = epp.Match{Blocks: matched, BlockTokens: 16}
 	}
@@ -90,7 +90,9 @@ func TestPage(t *testing.T) {
 				r.Adapter, r.Candidates[0].Resident = adapter, d.HasArg("resident")
 			}
 			r.Degraded = d.HasArg("degraded")
-			r.Scores[1].Unknown = d.HasArg("unknown")
+			if d.HasArg("unknown") {
+				r.Candidates[0].Unknown = 1 << decision.LoadFactor
+			}
 			m.Decision(r)
 		case "end":
 			d.ScanArgs(t, "cached", &cached)
@@ -147,7 +149,7 @@ func fleet(t *testing.T, input string) Snapshot {
 			for range 10 {
 				e.Truth.Add(time.Unix(0, 0), audit.Outcome{Predicted: 96, Reported: 32, OurTokens: 100, EngineTokens: 100, BlockTokens: 16, Heard: true})
 			}
-			e.Doubt = e.Truth.Doubt(time.Unix(0, 0))
+			e.Doubt = float64(e.Truth.Doubt(time.Unix(0, 0))) / 100
 		}
 		s.Endpoints = append(s.Endpoints, e)
 	}

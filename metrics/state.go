@@ -34,7 +34,7 @@ type Endpoint struct {
 	InFlight, InFlightTokens int
 	Blocks                   int
 	Stale, Incomplete        bool
-	Doubt                    float64     // Signals.Doubt
+	Doubt                    float64     // as a fraction
 	Truth                    audit.State // how its answers compared with what was expected
 }
 

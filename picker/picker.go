@@ -345,7 +345,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 			pk.Fallbacks = append(pk.Fallbacks, v.Endpoints[k])
 		}
 		pk.predicted = pk.cachedAt(&rec.Candidates[i])
-		return i, len(pk.promptTokens) - int(float64(pk.predicted)*(1-v.Signals[i].Doubt))
+		return i, len(pk.promptTokens) - pk.predicted*(100-int(v.Signals[i].Doubt))/100
 	})
 	rec.Timings.Score = p.opt.Now().Sub(now)
 	pk.finishRecord(ctx, rec)

@@ -40,7 +40,7 @@ func (p *Pick) verify() {
 	}
 	log.LogAttrs(context.Background(), slog.LevelWarn, "cache claims do not come true",
 		slog.String("pod", p.Endpoint.Name), slog.String("address", p.Endpoint.Address), slog.String("cause", v.Alarm.String()),
-		slog.Float64("share", v.Share), slog.Float64("doubt", v.Doubt), slog.String("requestID", p.Request.ID),
+		slog.Float64("share", v.Share), slog.Float64("doubt", float64(v.Doubt)/100), slog.String("requestID", p.Request.ID),
 		slog.Int("promptTokens", len(p.Request.Tokens)), slog.Int("enginePromptTokens", u.PromptTokens),
 		slog.Int("predictedTokens", p.predicted), slog.Int("cachedTokens", u.CachedTokens))
 }

@@ -186,7 +186,7 @@ func (s *system) snapshot() metrics.Snapshot {
 		snap.Endpoints = append(snap.Endpoints, metrics.Endpoint{
 			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, Stale: stale,
 			InFlight: st.Signals.InFlight, InFlightTokens: st.Signals.InFlightTokens,
-			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete, Doubt: st.Signals.Doubt, Truth: st.Truth,
+			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete, Doubt: float64(st.Signals.Doubt) / 100, Truth: st.Truth,
 		})
 	}
 	return snap

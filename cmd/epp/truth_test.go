@@ -73,7 +73,7 @@ func TestClaimsThatDoNotComeTrue(t *testing.T) {
 		t.Errorf("the prompt left %s after %d answers", liar, turns)
 	}
 	st := r.state(liar)
-	if st.Signals.Doubt < 0.9 || st.Truth.Alarm() != audit.Unconfirmed {
+	if st.Signals.Doubt < 90 || st.Truth.Alarm() != audit.Unconfirmed {
 		t.Errorf("doubt %v, alarm %v", st.Signals.Doubt, st.Truth.Alarm())
 	}
 	lines := r.log.find("cache claims do not come true", "")
