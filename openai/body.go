@@ -102,11 +102,11 @@ func Read(path string, body []byte) (*Body, error) {
 	if uint64(len(body)) > 1<<32-1 {
 		return nil, epp.Errorf(epp.TooLarge, "body_too_large", "the body is larger than 4 GiB")
 	}
-	if !utf8.Valid(body) {
+	nodes, valid, fault := scanUTF8(body, make([]node, 0, 64+len(body)/512))
+	if !valid {
 		at := invalidUTF8(body)
 		return nil, epp.Errorf(epp.BadRequest, "json_invalid", "the body is not UTF-8: byte %d is %#02x", at, body[at])
 	}
-	nodes, fault := scan(body, make([]node, 0, 16+len(body)/32))
 	if fault != nil {
 		return nil, fault
 	}
@@ -132,10 +132,10 @@ func Read(path string, body []byte) (*Body, error) {
 // ReadValue reads one JSON value by itself, such as the arguments of a tool call,
 // which come as a string. Its errors are those of Read about JSON.
 func ReadValue(text string) (Value, error) {
-	if !utf8.ValidString(text) {
+	nodes, valid, fault := scanUTF8(unsafe.Slice(unsafe.StringData(text), len(text)), make([]node, 0, 16))
+	if !valid {
 		return Value{}, epp.Errorf(epp.BadRequest, "json_invalid", "the text is not UTF-8")
 	}
-	nodes, fault := scan([]byte(text), make([]node, 0, 16))
 	if fault != nil {
 		return Value{}, fault
 	}

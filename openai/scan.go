@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"strings"
 	"unicode/utf8"
 
@@ -59,27 +60,50 @@ type scanner struct {
 	pos   int
 	nodes []node
 	depth int
+	wide  uint64 // all words of strings, or'ed: a byte that is not ASCII shows
 }
 
 // scan reads src, which must hold one JSON value and white space around it. It
-// appends the tree to nodes, whose memory it takes over.
+// appends the tree to nodes, whose memory it takes over. What is in strings need
+// not be UTF-8.
 func scan(src []byte, nodes []node) ([]node, *epp.Error) {
 	s := scanner{src: src, nodes: nodes[:0]}
+	if err := s.whole(); err != nil {
+		return nil, err
+	}
+	return s.nodes, nil
+}
+
+// scanUTF8 is scan of a text that must be UTF-8. Where it is not, valid is false,
+// whatever else is wrong.
+func scanUTF8(src []byte, nodes []node) (_ []node, valid bool, err *epp.Error) {
+	s := scanner{src: src, nodes: nodes[:0]}
+	err = s.whole()
+	// Outside of strings the scanner takes nothing but ASCII and a byte order mark.
+	if (err != nil || s.wide&high != 0) && !utf8.Valid(src) {
+		return nil, false, nil
+	}
+	return s.nodes, true, err
+}
+
+// whole reads the one value and what is around it.
+func (s *scanner) whole() *epp.Error {
+	src := s.src
 	if len(src) >= 3 && string(src[:3]) == "\uFEFF" {
 		s.pos = 3
 	}
 	s.space()
 	if s.pos == len(src) {
-		return nil, epp.Errorf(epp.BadRequest, "body_empty", "the body is empty: a JSON object is expected")
+		return epp.Errorf(epp.BadRequest, "body_empty", "the body is empty: a JSON object is expected")
 	}
 	if err := s.value(); err != nil {
-		return nil, err
+		return err
 	}
 	s.space()
 	if s.pos != len(src) {
-		return nil, s.invalid("the end of the body")
+		return s.invalid("the end of the body")
 	}
-	return s.nodes, nil
+	return nil
 }
 
 // invalid returns the error for a byte at pos where want was expected.
@@ -318,51 +342,61 @@ func (s *scanner) digits() *epp.Error {
 	return nil
 }
 
-// text reads a string, which begins at pos.
+// text reads a string, which begins at pos: eight bytes at a time up to a quote, a
+// backslash or a control character. It notes in wide what is not ASCII.
 func (s *scanner) text() *epp.Error {
 	i, err := s.open(String)
 	if err != nil {
 		return err
 	}
-	s.pos++
+	src, p, wide, escaped := s.src, s.pos+1, s.wide, false
 	for {
-		s.plain()
-		if s.pos >= len(s.src) {
+		for p+8 <= len(src) {
+			x := binary.LittleEndian.Uint64(src[p:])
+			wide |= x
+			quote, back := x^(ones*'"'), x^(ones*'\\')
+			if m := ((quote-ones)&^quote | (back-ones)&^back | (x-ones*0x20)&^x) & high; m != 0 {
+				p += bits.TrailingZeros64(m) / 8 // the lowest is right, those above may be its borrow
+				break
+			}
+			p += 8
+		}
+		if p >= len(src) {
+			s.pos = p
 			return s.invalid(`the end of a string, '"'`)
 		}
-		switch c := s.src[s.pos]; {
+		switch c := src[p]; {
+		case c == '\\' && p+1 < len(src) && unescaped[src[p+1]] != 0:
+			p, escaped = p+2, true
 		case c == '"':
-			s.pos++
+			s.pos, s.wide, s.nodes[i].escaped = p+1, wide, escaped
 			s.close(i)
 			return nil
 		case c == '\\':
-			s.nodes[i].escaped = true
+			s.pos, escaped = p, true
 			if err := s.escape(); err != nil {
 				return err
 			}
-		default: // a control character
+			p = s.pos
+		case c < 0x20:
+			s.pos = p
 			return s.invalid(`no control character in a string: write it as "\n", "\t" or "\u00XX"`)
+		default: // less than eight bytes are left
+			wide |= uint64(c)
+			p++
 		}
 	}
 }
 
-// plain moves pos over a string's bytes up to a quote, a backslash or a control
-// character, eight at a time.
-func (s *scanner) plain() {
-	const ones, high = 0x0101010101010101, 0x8080808080808080
-	src, p := s.src, s.pos
-	for p+8 <= len(src) {
-		x := binary.LittleEndian.Uint64(src[p:])
-		quote, back := x^(ones*'"'), x^(ones*'\\')
-		if ((quote-ones)&^quote|(back-ones)&^back|(x-ones*0x20)&^x)&high != 0 {
-			break
-		}
-		p += 8
-	}
-	for p < len(src) && src[p] != '"' && src[p] != '\\' && src[p] >= 0x20 {
-		p++
-	}
-	s.pos = p
+// Every byte of a word is 1, or has its highest bit set alone.
+const ones, high = 0x0101010101010101, 0x8080808080808080
+
+// eight returns the eight bytes of s from i on, which must be there, the first one
+// lowest.
+func eight(s string, i int) uint64 {
+	s = s[i : i+8]
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
 // escape reads one escape sequence, or the two of a surrogate pair.

@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"epp.internal/epp/engine"
@@ -46,6 +47,7 @@ var sizes = []size{
 
 type options struct {
 	epp, nullepp, tokenizer, corpus, log string
+	only                                 string
 	engines, rounds                      int
 	length                               time.Duration
 }
@@ -57,6 +59,7 @@ func main() {
 	flag.StringVar(&o.tokenizer, "tokenizer", "", "folder of tokenizer.json and tokenizer_config.json")
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go files that conversations are cut from")
 	flag.StringVar(&o.log, "log", os.DevNull, "file for the servers' logs")
+	flag.StringVar(&o.only, "only", "", "the one cell to measure, as its label begins: \"16 KB/64/BUFFERED\"; empty: all")
 	flag.IntVar(&o.engines, "engines", 8, "fake engines")
 	flag.IntVar(&o.rounds, "rounds", 5, "measurements of each cell, of which the median is shown")
 	flag.DurationVar(&o.length, "for", 3*time.Second, "length of each measurement")
@@ -92,6 +95,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	fmt.Fprintln(out, "| mode | body | streams | decisions/s, epp | floor | ratio | p50 / p99 ms, epp | floor | CPU ms per decision, epp | floor | epp RSS |")
 	fmt.Fprintln(out, "|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, s := range sizes {
+		if !strings.HasPrefix(o.only, s.name[:min(len(s.name), len(o.only))]) {
+			continue
+		}
 		bodies, err := conversations(text, 1, s.conversations, s.bytes)
 		if err != nil {
 			return err
@@ -154,6 +160,9 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 	}
 	for _, duplex := range []bool{false, true} {
 		for _, streams := range s.streams {
+			if !strings.HasPrefix(fmt.Sprintf("%s/%d/%s", s.name, streams, modeName(duplex)), o.only) {
+				continue
+			}
 			var a, b []figures
 			for range o.rounds { // in turns, so that both see the same machine
 				for _, side := range []struct {
@@ -208,12 +217,15 @@ func startPicker(ctx context.Context, o options, log io.Writer, engines []*eppte
 	return s, nil
 }
 
+func modeName(duplex bool) string {
+	if duplex {
+		return "FULL_DUPLEX_STREAMED"
+	}
+	return "BUFFERED + NONE"
+}
+
 // row prints the medians of one cell, with the least and the most decisions.
 func row(out io.Writer, name string, streams int, duplex bool, ours, floor []figures) {
-	mode := "BUFFERED + NONE"
-	if duplex {
-		mode = "FULL_DUPLEX_STREAMED"
-	}
 	a, b := median(ours), median(floor)
 	spread := func(f []figures) string {
 		least := slices.MinFunc(f, byRate).perSecond
@@ -221,6 +233,6 @@ func row(out io.Writer, name string, streams int, duplex bool, ours, floor []fig
 		return fmt.Sprintf("%.0f (%.0f–%.0f)", median(f).perSecond, least, most)
 	}
 	fmt.Fprintf(out, "| %s | %s | %d | %s | %s | %.0f %% | %.2f / %.2f | %.2f / %.2f | %.3f | %.3f | %d MiB |\n",
-		mode, name, streams, spread(ours), spread(floor), 100*a.perSecond/b.perSecond,
+		modeName(duplex), name, streams, spread(ours), spread(floor), 100*a.perSecond/b.perSecond,
 		a.p50, a.p99, b.p50, b.p99, a.cpu, b.cpu, a.rss>>20)
 }
