@@ -189,6 +189,39 @@ func decode(v openai.Value) any {
 
 // As in a Python dict, the last value of a repeated key wins and stands where
 // the first one stood, in small objects and in large ones.
+// A prompt of token IDs is read in one pass over its text; item by item gives the
+// same, and the same prompts are refused.
+func TestTokenIDsAgainstItems(t *testing.T) {
+	number := rapid.SampledFrom([]string{"0", "7", "151644", "999999999", "2147483647", "2147483648", "99999999999999999999", "1.0", "2.5", "1e2", "-1", "-0", "NaN"})
+	space := rapid.SampledFrom([]string{"", "", "", " ", "\n\t"})
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.Map(rapid.SliceOfN(number, 1, 8), func(list []string) string {
+			for i := range list {
+				list[i] = space.Draw(t, "before") + list[i] + space.Draw(t, "after")
+			}
+			return strings.Join(list, ",")
+		}).Draw(t, "list")
+		b, err := openai.Read("/v1/completions", []byte(`{"model":"m","prompt":[`+text+`]}`))
+		other, otherErr := openai.Read("/other", []byte(`{"model":"m","prompt":[`+text+`]}`))
+		if otherErr != nil {
+			t.Fatal(otherErr)
+		}
+		var want []uint32
+		good := true
+		for _, item := range other.Root.Get("prompt").Items() {
+			n, ok := item.Int()
+			good = good && ok && n >= 0 && n <= 1<<31-1
+			want = append(want, uint32(n))
+		}
+		if good != (err == nil) {
+			t.Fatalf("[%s]: error %v, item by item good is %v", text, err, good)
+		}
+		if good && !slices.Equal(b.Prompts[0].Tokens, want) {
+			t.Fatalf("[%s]: %v, want %v", text, b.Prompts[0].Tokens, want)
+		}
+	})
+}
+
 func TestMembersRepeated(t *testing.T) {
 	for _, pad := range []int{0, 30} {
 		var more strings.Builder

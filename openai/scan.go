@@ -263,11 +263,13 @@ func (s *scanner) numberList(i int) (bool, *epp.Error) {
 		if s.pos >= len(s.src) || !numberStart(s.src[s.pos]) {
 			break
 		}
-		if err := s.number(); err != nil {
-			return false, err
+		if !s.shortWhole() {
+			if err := s.number(); err != nil {
+				return false, err
+			}
+			s.space()
 		}
 		size++
-		s.space()
 		if s.pos < len(s.src) && s.src[s.pos] == ']' {
 			s.pos++
 			s.nodes[i].size, s.nodes[i].numbers = size, true
@@ -282,6 +284,21 @@ func (s *scanner) numberList(i int) (bool, *epp.Error) {
 	}
 	s.pos = first
 	return false, nil
+}
+
+// shortWhole moves pos over a number of one to nine digits with a comma or a bracket
+// right behind it, as most lists of token IDs have them.
+func (s *scanner) shortWhole() bool {
+	p := s.pos
+	for p < len(s.src) && s.src[p]-'0' <= 9 {
+		p++
+	}
+	n := p - s.pos
+	if n == 0 || n > 9 || n > 1 && s.src[s.pos] == '0' || p == len(s.src) || s.src[p] != ',' && s.src[p] != ']' {
+		return false
+	}
+	s.pos = p
+	return true
 }
 
 // numberStart reports whether a number, or one of the three words that Python
