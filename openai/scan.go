@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"strings"
 	"unicode/utf8"
+	"unsafe"
 
 	"epp.internal/epp"
 )
@@ -48,7 +49,7 @@ func (k Kind) String() string {
 type node struct {
 	start, end uint32 // the value's text is src[start:end], quotes included
 	next       uint32 // index of the node after this one and all below it
-	size       uint32 // items of a list, members of an object
+	size       uint32 // items of a list, members of an object; of a string whose text is known, 1 + its place there
 	kind       Kind
 	escaped    bool // a string that has a backslash
 	numbers    bool // a list of numbers alone, at least one
@@ -56,11 +57,17 @@ type node struct {
 
 // A scanner reads one JSON text from front to back.
 type scanner struct {
-	src   []byte
-	pos   int
-	nodes []node
-	depth int
-	wide  uint64 // all words of strings, or'ed: a byte that is not ASCII shows
+	src     []byte
+	pos     int
+	nodes   []node
+	depth   int
+	notUTF8 bool // a string is not
+
+	// reader, if not nil, knows long strings; known are the texts of those that were
+	// here, learn are others.
+	reader *Reader
+	known  []string
+	learn  []learnable
 }
 
 // scan reads src, which must hold one JSON value and white space around it. It
@@ -74,16 +81,26 @@ func scan(src []byte, nodes []node) ([]node, *epp.Error) {
 	return s.nodes, nil
 }
 
-// scanUTF8 is scan of a text that must be UTF-8. Where it is not, valid is false,
-// whatever else is wrong.
-func scanUTF8(src []byte, nodes []node) (_ []node, valid bool, err *epp.Error) {
+// readDocument is scan of a text that must be UTF-8. Where it is not, the document
+// is nil and there is no error, whatever else is wrong. It keeps src.
+func (r *Reader) readDocument(src []byte, nodes []node) (*document, *epp.Error) {
 	s := scanner{src: src, nodes: nodes[:0]}
-	err = s.whole()
-	// Outside of strings the scanner takes nothing but ASCII and a byte order mark.
-	if (err != nil || s.wide&high != 0) && !utf8.Valid(src) {
-		return nil, false, nil
+	if r.long != nil {
+		s.reader = r
 	}
-	return s.nodes, true, err
+	err := s.whole()
+	// Outside of strings the scanner takes nothing but ASCII and a byte order mark.
+	if s.notUTF8 || err != nil && !utf8.Valid(src) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := &document{src: unsafe.String(unsafe.SliceData(src), len(src)), nodes: s.nodes, known: s.known}
+	for _, l := range s.learn {
+		r.remember(d, l)
+	}
+	return d, nil
 }
 
 // whole reads the one value and what is around it.
@@ -360,15 +377,20 @@ func (s *scanner) digits() *epp.Error {
 }
 
 // text reads a string, which begins at pos: eight bytes at a time up to a quote, a
-// backslash or a control character. It notes in wide what is not ASCII.
+// backslash or a control character. A long one is looked up behind its head.
 func (s *scanner) text() *epp.Error {
 	i, err := s.open(String)
 	if err != nil {
 		return err
 	}
-	src, p, wide, escaped := s.src, s.pos+1, s.wide, false
+	src, p := s.src, s.pos+1
+	start, stop := p, len(src)
+	if s.reader != nil && stop-start > headBytes {
+		stop = start + headBytes
+	}
+	wide, escaped := uint64(0), false // wide is all words or'ed: what is not ASCII shows
 	for {
-		for p+8 <= len(src) {
+		for p+8 <= stop {
 			x := binary.LittleEndian.Uint64(src[p:])
 			wide |= x
 			quote, back := x^(ones*'"'), x^(ones*'\\')
@@ -378,6 +400,17 @@ func (s *scanner) text() *epp.Error {
 			}
 			p += 8
 		}
+		if p+8 > stop && stop < len(src) {
+			stop = len(src)
+			found, hash := s.reader.find(src[start:])
+			if found == nil {
+				s.learn = append(s.learn, learnable{i, hash})
+				continue
+			}
+			s.known = append(s.known, found.text)
+			s.nodes[i].size = uint32(len(s.known))
+			p, wide, escaped = start+len(found.raw), 0, len(found.raw) != len(found.text)
+		}
 		if p >= len(src) {
 			s.pos = p
 			return s.invalid(`the end of a string, '"'`)
@@ -386,8 +419,8 @@ func (s *scanner) text() *epp.Error {
 		case c == '\\' && p+1 < len(src) && unescaped[src[p+1]] != 0:
 			p, escaped = p+2, true
 		case c == '"':
-			s.pos, s.wide, s.nodes[i].escaped = p+1, wide, escaped
-			s.close(i)
+			s.pos = p + 1
+			s.endText(i, wide, escaped)
 			return nil
 		case c == '\\':
 			s.pos, escaped = p, true
@@ -402,6 +435,19 @@ func (s *scanner) text() *epp.Error {
 			wide |= uint64(c)
 			p++
 		}
+	}
+}
+
+// endText ends the string of node i at pos.
+func (s *scanner) endText(i int, wide uint64, escaped bool) {
+	s.close(i)
+	n := &s.nodes[i]
+	n.escaped = escaped
+	if wide&high != 0 && !utf8.Valid(s.src[n.start:n.end]) {
+		s.notUTF8 = true
+	}
+	if k := len(s.learn) - 1; k >= 0 && s.learn[k].node == i && n.end-n.start < minLongBytes {
+		s.learn = s.learn[:k]
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 type document struct {
 	src   string
 	nodes []node
+	known []string // the texts of strings that a Reader knows
 }
 
 // Value is one value of a body: a span of its text. The zero Value is one that
@@ -60,9 +61,12 @@ func (v Value) String() string {
 	if v.Kind() != String {
 		return ""
 	}
-	raw := v.Raw()
-	raw = raw[1 : len(raw)-1]
-	if !v.doc.nodes[v.i].escaped {
+	n := &v.doc.nodes[v.i]
+	if n.size > 0 {
+		return v.doc.known[n.size-1]
+	}
+	raw := v.doc.src[n.start+1 : n.end-1]
+	if !n.escaped {
 		return raw
 	}
 	return unescape(raw)
@@ -72,20 +76,22 @@ func (v Value) String() string {
 // longer slice: dst as it was for a value of another kind. The text is never longer
 // than Raw.
 func (v Value) AppendText(dst []byte) []byte {
-	if v.Kind() != String {
-		return dst
+	if !v.Escaped() {
+		return append(dst, v.String()...)
 	}
-	raw := v.Raw()
-	raw = raw[1 : len(raw)-1]
-	if !v.doc.nodes[v.i].escaped {
-		return append(dst, raw...)
-	}
-	return appendUnescaped(dst, raw)
+	n := &v.doc.nodes[v.i]
+	return appendUnescaped(dst, v.doc.src[n.start+1:n.end-1])
 }
 
-// Escaped reports whether the value is a string with a backslash: String makes a
-// copy of such a one alone.
-func (v Value) Escaped() bool { return v.Kind() == String && v.doc.nodes[v.i].escaped }
+// Escaped reports whether the value is a string whose text String must make: one
+// with a backslash, unless a Reader knows it.
+func (v Value) Escaped() bool {
+	if v.Kind() != String {
+		return false
+	}
+	n := &v.doc.nodes[v.i]
+	return n.escaped && n.size == 0
+}
 
 // unescape resolves the escapes of a string that the scanner has accepted.
 func unescape(s string) string {
