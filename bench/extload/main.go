@@ -24,13 +24,11 @@ import (
 	"strings"
 	"time"
 
+	"epp.internal/epp/bench/rig"
 	"epp.internal/epp/engine"
 	"epp.internal/epp/epptest"
 	"epp.internal/epp/tokenize"
 )
-
-// model is the name that engines serve under.
-const model = "bench"
 
 // size is a row of the table: bodies and how many conversations of them.
 type size struct {
@@ -74,7 +72,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
-	text, err := readCorpus(o.corpus)
+	text, err := rig.ReadCorpus(o.corpus)
 	if err != nil {
 		return err
 	}
@@ -98,7 +96,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		if !strings.HasPrefix(o.only, s.name[:min(len(s.name), len(o.only))]) {
 			continue
 		}
-		bodies, err := conversations(text, 1, s.conversations, s.bytes)
+		bodies, err := rig.Conversations(text, 1, s.conversations, s.bytes)
 		if err != nil {
 			return err
 		}
@@ -127,7 +125,7 @@ func startEngines(o options) (engines []*epptest.Engine, err error) {
 	for i := range o.engines {
 		profile, _ := engine.ProfileNamed("article-8b")
 		e, err := epptest.StartEngine(epptest.EngineConfig{
-			Name: fmt.Sprintf("engine-%d", i), Model: model, Tokenizer: tok, AnswerTokens: tok.Text(" ok", nil),
+			Name: fmt.Sprintf("engine-%d", i), Model: rig.Model, Tokenizer: tok, AnswerTokens: tok.Text(" ok", nil),
 			Engine:         engine.Config{Profile: profile, Blocks: 100_000},
 			MaxModelTokens: 200_000, TimeScale: 1e-4,
 		})
@@ -145,16 +143,16 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 	if err != nil {
 		return err
 	}
-	defer ours.stop()
-	address, err := freeAddress()
+	defer ours.Stop()
+	address, err := rig.FreeAddress()
 	if err != nil {
 		return err
 	}
-	floor, err := start(log, address, o.nullepp, "--listen", address, "--endpoint", engines[0].Address())
+	floor, err := rig.Start(log, address, o.nullepp, "--listen", address, "--endpoint", engines[0].Address())
 	if err != nil {
 		return err
 	}
-	defer floor.stop()
+	defer floor.Stop()
 	if err := fill(ctx, engines, bodies); err != nil {
 		return err
 	}
@@ -166,7 +164,7 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 			var a, b []figures
 			for range o.rounds { // in turns, so that both see the same machine
 				for _, side := range []struct {
-					of   *server
+					of   *rig.Server
 					into *[]figures
 				}{{ours, &a}, {floor, &b}} {
 					f, err := measure(ctx, side.of, load{bodies: bodies, streams: streams, duplex: duplex, length: o.length})
@@ -184,8 +182,8 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 
 // startPicker runs epp in front of the engines and waits until it follows all of
 // their events.
-func startPicker(ctx context.Context, o options, log io.Writer, engines []*epptest.Engine) (*server, error) {
-	address, err := freeAddress()
+func startPicker(ctx context.Context, o options, log io.Writer, engines []*epptest.Engine) (*rig.Server, error) {
+	address, err := rig.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +200,7 @@ func startPicker(ctx context.Context, o options, log io.Writer, engines []*eppte
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	s, err := start(log, address, o.epp, "serve", "--config", file)
+	s, err := rig.Start(log, address, o.epp, "serve", "--config", file)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +208,7 @@ func startPicker(ctx context.Context, o options, log io.Writer, engines []*eppte
 	defer cancel()
 	for _, e := range engines {
 		if err := e.AwaitSubscribers(wait, 1); err != nil {
-			s.stop()
+			s.Stop()
 			return nil, fmt.Errorf("epp: %w", err)
 		}
 	}
