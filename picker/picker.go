@@ -122,6 +122,7 @@ type Picker struct {
 	opt     Options
 	policy  atomic.Pointer[route.Policy]
 	scratch sync.Pool // of *scratch
+	reader  *openai.Reader
 	decoder decoder
 	asker   *asker   // nil: no engine is asked
 	learned *learned // nil: nothing is learned from our own picks
@@ -148,7 +149,7 @@ func New(opt Options) *Picker {
 	opt.AskBudget = cmp.Or(opt.AskBudget, DefaultAskBudget)
 	opt.LearnTTL = cmp.Or(opt.LearnTTL, DefaultLearnTTL)
 	opt.LearnBlocks = cmp.Or(opt.LearnBlocks, DefaultLearnBlocks)
-	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt)}
+	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt), reader: openai.NewReader(openai.ReaderBytes)}
 	p.decoder.each = cmp.Or(opt.MaxDecodedBytes, DefaultMaxDecodedBytes)
 	p.decoder.total = cmp.Or(opt.MaxDecodedBytesTotal, DefaultMaxDecodedBytesTotal)
 	p.joinsParts = sync.OnceValue(p.templateJoinsParts)
@@ -214,7 +215,7 @@ func (pk *Pick) prepare(in *Incoming) error {
 		return fault
 	}
 	pk.decoded = held
-	body, err := openai.Read(in.Path, plain)
+	body, err := p.reader.Read(in.Path, plain)
 	if body == nil {
 		return err
 	}

@@ -25,6 +25,7 @@ var layers = map[string]layer{
 	".":           noun,
 	"third_party": library,
 
+	"recall":   core,
 	"openai":   core,
 	"tokenize": core,
 	"block":    core,
