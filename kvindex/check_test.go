@@ -39,6 +39,14 @@ func checkConsistent(t fataler, x *Index) {
 			copies += live
 		}
 		bytes += len(w.extra)*mapEntryBytes + w.parked.bytes
+		for _, l := range w.lanes {
+			bytes += len(l.again) * mapEntryBytes
+			for hash, n := range l.again {
+				if _, place := l.find(hash); place == 0 || n == 0 || n >= maxCopies {
+					t.Fatalf("slot %d: copy %x at place %d is there %d more times", w.slot, hash, place, n)
+				}
+			}
+		}
 	}
 	if copies != x.copies {
 		t.Fatalf("%d copies, index says %d", copies, x.copies)

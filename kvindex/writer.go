@@ -14,8 +14,9 @@ import (
 // tiers, and two or three groups that count.
 const maxLanes = 64
 
-// maxCopies bounds the copies of one block that an endpoint can have. Engines
-// have one a tier and group.
+// maxCopies bounds the copies of one block that an endpoint can have, and how
+// often one of them can be there. Engines have one a tier and group, each as many
+// times as requests computed it side by side.
 const maxCopies = 256
 
 // clearStep is how many copies a clear drops before it lets other writers on.
@@ -208,7 +209,7 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 		n := x.nodes.at(place)
 		own = n.hash.Load()
 		n.touch(x.clock.Load())
-		w.counts.Duplicates++
+		w.holdAgain(l, e.Hashes[i])
 		i++
 	}
 	for ; i < len(e.Hashes); i += warmBlocks {
@@ -282,7 +283,7 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 	if place != 0 {
 		if n := x.nodes.at(place); n.hash.Load() == own {
 			n.touch(x.clock.Load())
-			w.counts.Duplicates++
+			w.holdAgain(l, hash)
 			return place
 		}
 		w.drop(l, slot) // the engine gave its name to another block
@@ -341,6 +342,44 @@ func (w *Writer) share(place uint32) bool {
 	return true
 }
 
+// holdAgain counts that a copy is there once more: requests that compute the same
+// tokens side by side each store a block of them, and each of these is removed for
+// itself. Where a bound forbids it the copy is there as often as before.
+//
+// Source: vllm/v1/core/block_pool.py, BlockHashToBlockMap.
+func (w *Writer) holdAgain(l *lane, hash uint64) {
+	w.counts.Duplicates++
+	n := l.again[hash]
+	switch {
+	case n == maxCopies-1:
+		return
+	case n == 0:
+		if w.index.bytes+mapEntryBytes > w.index.options.MaxBytes {
+			return
+		}
+		if l.again == nil {
+			l.again = map[uint64]uint32{}
+		}
+		w.index.bytes += mapEntryBytes
+	}
+	l.again[hash] = n + 1
+}
+
+// removeAgain takes back what holdAgain counted, and returns false where the copy
+// is there no more than once.
+func (w *Writer) removeAgain(l *lane, hash uint64) bool {
+	switch n := l.again[hash]; n {
+	case 0:
+		return false
+	case 1:
+		delete(l.again, hash)
+		w.index.bytes -= mapEntryBytes
+	default:
+		l.again[hash] = n - 1
+	}
+	return true
+}
+
 // join returns the number of the set that has this endpoint besides those in
 // from.
 func (w *Writer) join(from uint32) uint32 {
@@ -371,6 +410,7 @@ func (w *Writer) remove(l *lane, hashes []uint64) {
 		}
 		slot, place := l.find(hash)
 		switch {
+		case len(l.again) > 0 && w.removeAgain(l, hash):
 		case place != 0:
 			w.drop(l, slot)
 			w.counts.Removed++
@@ -400,10 +440,16 @@ func (w *Writer) warm(l *lane, hashes []uint64) {
 	w.index.warmed += sum
 }
 
-// drop removes the copy in a slot of l, and the endpoint from its block if that
-// was the last copy.
+// drop removes the copy in a slot of l, however often it is there, and the
+// endpoint from its block if that was the last copy.
 func (w *Writer) drop(l *lane, slot int) {
 	place := l.copies[slot].place
+	if len(l.again) > 0 {
+		if hash := l.copies[slot].hash(); l.again[hash] > 0 {
+			delete(l.again, hash)
+			w.index.bytes -= mapEntryBytes
+		}
+	}
 	l.remove(slot)
 	w.copies--
 	w.index.copies--
@@ -471,6 +517,8 @@ func (w *Writer) clear() {
 	w.parked = parking{}
 	w.incomplete = false
 	for _, l := range lanes {
+		x.bytes -= len(l.again) * mapEntryBytes
+		l.again = nil
 		for i, c := range l.copies {
 			if i%clearStep == clearStep-1 {
 				x.mu.Unlock()

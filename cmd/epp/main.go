@@ -4,11 +4,13 @@
 //	epp demo                    four simulated engines, a proxy, sample conversations
 //	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
 //	epp envoy-config            an Envoy configuration for the pool
+//	epp probe ADDRESS           what of an engine is understood, and what is not
 //	epp version
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -31,7 +33,11 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "epp:", err)
-		os.Exit(1)
+		code := 1
+		if e := (*exitError)(nil); errors.As(err, &e) {
+			code = e.code
+		}
+		os.Exit(code)
 	}
 }
 
@@ -43,7 +49,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), probeCommand(), versionCommand())
 	return cmd
 }
 
