@@ -79,6 +79,8 @@ func (f *figure) verdict(theirs []float64) (budget, met string) {
 		met = "yes"
 	case f.share > 0 && best > 0 && f.within(f.share*best):
 		met = "yes, by ratio"
+	case f.share > 0 && best == 0:
+		met = "unknown without the " + of
 	}
 	return strings.Join(asked, " or "), met
 }
