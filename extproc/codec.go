@@ -10,10 +10,9 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
-	protobuf "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/proto"
 )
 
 // codec is gRPC's own but for the messages that every request has: their bodies
@@ -21,7 +20,8 @@ import (
 // header. What is not plain the library reads.
 type codec struct{ encoding.CodecV2 }
 
-func newCodec() codec { return codec{encoding.GetCodecV2(proto.Name)} }
+// newCodec wraps the codec that gRPC has registered for protocol buffers.
+func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
 
 // Unmarshal reads one message. gRPC calls it.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
@@ -140,7 +140,7 @@ func readFields(b []byte, r *extprocv3.ProcessingRequest) bool {
 			}
 		case number == metadataField && got.MetadataContext == nil:
 			got.MetadataContext = &corev3.Metadata{}
-			if protobuf.Unmarshal(field, got.MetadataContext) != nil {
+			if proto.Unmarshal(field, got.MetadataContext) != nil {
 				return false
 			}
 		case number == configField && got.ProtocolConfig == nil:

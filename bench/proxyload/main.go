@@ -86,6 +86,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	bodies := slices.Concat(all...)
+	for i := range bodies {
+		// A stream takes sglang-router 40 ms more, as if it waited for a delayed
+		// acknowledgement: that is not what is compared.
+		bodies[i] = bytes.Replace(bodies[i], []byte(`"stream":true`), []byte(`"stream":false`), 1)
+	}
 	log, err := os.Create(o.log)
 	if err != nil {
 		return err
