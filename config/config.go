@@ -83,6 +83,10 @@ type Pool struct {
 	// AllowLinkLocal admits addresses in 169.254.0.0/16 and fe80::/10, where
 	// clouds serve a machine's credentials. Default false.
 	AllowLinkLocal bool `json:"allowLinkLocal"`
+	// Engine is what the endpoints run: "auto" (default: told from each page,
+	// vLLM where none tells), "vllm", "sglang" or "tensorrt-llm". The tables of the
+	// last two are from documentation, never run.
+	Engine string `json:"engine"`
 }
 
 // Endpoint is one engine's address. In a file it is either the address alone
@@ -96,6 +100,8 @@ type Endpoint struct {
 	// its replay socket, where they are not on the pool's common ports.
 	Events string `json:"events"`
 	Replay string `json:"replay"`
+	// Engine is what this endpoint runs. Default: the pool's.
+	Engine string `json:"engine"`
 }
 
 // UnmarshalText reads the short form, an address alone.
@@ -209,6 +215,14 @@ type Log struct {
 	Level string `json:"level"`
 }
 
+// Values of Pool.Engine.
+const (
+	EngineAuto        = "auto"
+	EngineVLLM        = "vllm"
+	EngineSGLang      = "sglang"
+	EngineTensorRTLLM = "tensorrt-llm"
+)
+
 // Values of Cache.Source.
 const (
 	CacheAuto   = "auto"
@@ -223,6 +237,7 @@ func Default() *Config {
 		weights[w.Name] = w.Value
 	}
 	return &Config{
+		Pool:        Pool{Engine: EngineAuto},
 		Weights:     weights,
 		MaxQueue:    d.MaxQueue,
 		OnSaturated: d.OnSaturated,

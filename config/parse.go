@@ -111,6 +111,9 @@ func (c *Config) complete() {
 		if e := &c.Pool.Endpoints[i]; e.Name == "" {
 			e.Name = e.Address
 		}
+		if e := &c.Pool.Endpoints[i]; e.Engine == "" {
+			e.Engine = c.Pool.Engine
+		}
 	}
 	for i := range c.Models {
 		if m := &c.Models[i]; m.Target == "" {

@@ -28,6 +28,7 @@ var (
 		decision.CacheScorer, decision.LoadScorer, decision.QueueScorer, decision.HealthScorer, decision.AdapterScorer,
 	}
 	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV}
+	engines      = []string{EngineAuto, EngineVLLM, EngineSGLang, EngineTensorRTLLM}
 	cacheSources = []string{CacheAuto, CacheEvents}
 	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
 	logLevels    = []string{"error", "warn", "info", "debug", "trace"}
@@ -119,6 +120,7 @@ func (v *validator) pool(c *Config) {
 		v.fault("pool.endpoints", "has %d endpoints; at most %d are served", n, MaxEndpoints)
 		return
 	}
+	oneOf(v, "pool.engine", c.Pool.Engine, engines)
 	names, addresses := map[string]int{}, map[netip.AddrPort]int{}
 	for i, e := range c.Pool.Endpoints {
 		at := fmt.Sprintf("pool.endpoints[%d]", i)
@@ -139,6 +141,9 @@ func (v *validator) pool(c *Config) {
 			} else {
 				names[name] = i
 			}
+		}
+		if e.Engine != "" {
+			oneOf(v, at+".engine", e.Engine, engines)
 		}
 		if e.Events != "" {
 			v.address(at+".events", e.Events, c.Pool.AllowLinkLocal)

@@ -139,6 +139,10 @@ func (p *parser) line(line []byte, whole bool) {
 		p.adapters(rest, whole)
 	} else if rest, ok := series(line, p.names.Cache); ok {
 		p.cacheConfig(rest, whole)
+	} else if rest, ok := series(line, p.names.BlockTokensGauge); ok {
+		p.gauge(&p.cache[0], p.names.BlockTokensGauge, rest, whole, maxSize)
+	} else if rest, ok := series(line, p.names.BlocksGauge); ok {
+		p.gauge(&p.cache[1], p.names.BlocksGauge, rest, whole, maxSize)
 	} else if rest, ok := series(line, p.names.Sleep); ok {
 		p.sleep(rest, whole)
 	}

@@ -112,7 +112,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		}},
 	})
 	s.readers = &scrape.Group{
-		Client: s.client, Names: scrape.VLLM, Log: log,
+		Client: s.client, Log: log,
 		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
 	}
 	return s, nil
@@ -295,7 +295,8 @@ func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.hear(ctx, e, m) })
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address}, &sink{Member: m, s: s, log: s.log}) // ends with ctx
+	kind, _ := scrape.EngineNamed(e.Engine)
+	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address, Kind: kind}, &sink{Member: m, s: s, log: s.log}) // ends with ctx
 }
 
 // hear subscribes to the endpoint's KV events, where it has some.
