@@ -76,7 +76,6 @@ type Load struct {
 	Waiting Gauge // requests; vllm:num_requests_waiting
 	Running Gauge // requests; vllm:num_requests_running
 	KVUsage Gauge // fraction 0–1; vllm:kv_cache_usage_perc
-	GPU     Gauge // fraction 0–1 of the accelerator's time; no engine reports it itself
 
 	// BlockTokens and Blocks are the size of the KV cache: tokens per block,
 	// blocks in all. 0 where unknown. Source: vllm:cache_config_info.
@@ -90,15 +89,54 @@ type Load struct {
 	MaxAdapters int
 
 	// PromptTokens and CachedTokens count the tokens of all prompts since the
-	// engine's start, and those of them that it did not compute; FirstTokenSeconds
-	// is the sum of all times to first token. Sources: vllm:prompt_tokens_total,
-	// vllm:prompt_tokens_cached_total, vllm:time_to_first_token_seconds_sum.
-	PromptTokens, CachedTokens, FirstTokenSeconds Gauge
+	// engine's start, and those of them that it did not compute; GeneratedTokens
+	// those of all answers; FirstTokenSeconds is the sum of all times to first token.
+	// Sources: vllm:prompt_tokens_total, vllm:prompt_tokens_cached_total,
+	// vllm:generation_tokens_total, vllm:time_to_first_token_seconds_sum.
+	PromptTokens, CachedTokens, GeneratedTokens, FirstTokenSeconds Gauge
 
 	// Asleep is true for an engine that reports that it was put to sleep. Such
 	// an engine answers /health with 200 and serves nothing. Source:
 	// vllm:engine_sleep_state{sleep_state="awake"} 0.
 	Asleep bool
+}
+
+// GPU is one reading of an endpoint's accelerators, together where it has
+// several. Source: NVIDIA's DCGM exporter.
+type GPU struct {
+	Utilization     Gauge // fraction 0–1 of the time, the mean of all; DCGM_FI_DEV_GPU_UTIL
+	Memory          Gauge // fraction 0–1 in use, of the fullest; DCGM_FI_DEV_FB_USED, _FB_FREE
+	Temperature     Gauge // °C, of the hottest; DCGM_FI_DEV_GPU_TEMP
+	DoubleBitErrors Gauge // uncorrectable memory errors, all; DCGM_FI_DEV_ECC_DBE_VOL_TOTAL
+	XIDs            []int // the last error of each that had one; DCGM_FI_DEV_XID_ERRORS
+}
+
+// HealthReason says why an endpoint's health is not 1: the worst that is held
+// against it.
+type HealthReason uint8
+
+// The reasons.
+const (
+	HealthSound     HealthReason = iota
+	Outcomes                     // requests failed, or connections were refused
+	ProbePending                 // no probe has ended yet
+	ProbeSlow                    // the last probe took more than half of its deadline
+	ProbeFailed                  // probes fail
+	NoProgress                   // requests wait, and no token comes
+	GPUFault                     // an XID that is the hardware's
+	GPUMemoryErrors              // double-bit ECC errors
+	GPUHot                       // above 83 °C
+	GPUMemoryFull                // hardly any memory is left
+	Asleep                       // the engine was put to sleep
+	CacheCold                    // it holds far fewer blocks than the others
+)
+
+// String returns the reason's name, empty for a sound endpoint.
+func (r HealthReason) String() string {
+	return [...]string{
+		"", "outcomes", "probe_pending", "probe_slow", "probe_failed", "no_progress", "gpu_fault", "gpu_memory_errors",
+		"gpu_hot", "gpu_memory_full", "asleep", "cache_cold", "", "", "", "",
+	}[r&15]
 }
 
 // Model is a name that an endpoint answers to. Source: an entry of /v1/models.
@@ -117,7 +155,8 @@ type Model struct {
 // besides the [Match], is here; a record keeps a copy, so a decision can be
 // made again.
 type Signals struct {
-	// Waiting, Running, KVUsage and GPU are as last reported; see Load.
+	// Waiting, Running and KVUsage are as last reported; see Load. GPU is the
+	// fraction of its accelerators' time, unknown where that was not reported lately.
 	Waiting, Running, KVUsage, GPU Gauge
 	// ReadAt is when the reading they come from began. Zero: never reported.
 	ReadAt time.Time
@@ -140,6 +179,8 @@ type Signals struct {
 	// Incomplete is true where blocks may be missing from the index: after a
 	// gap, a drop by our own memory bound, or while nothing was ever heard.
 	Incomplete bool
+	// HealthReason says why Health is not 1.
+	HealthReason HealthReason
 }
 
 // Delta is how many of our own requests the reading has missed, less those that

@@ -24,10 +24,12 @@ type Member struct {
 	pos  int         // place in the view; −1 after Leave
 	last epp.Signals // the counters after Leave
 
-	// outcomes is the health by how requests and readings ended, asleep as
-	// reported; Signals.Health is what a decision sees of both.
+	// outcomes is the health by how requests and readings ended, facts by all
+	// else; Signals.Health is what a decision sees of both. gpuAt is when the GPU was
+	// read last.
 	outcomes health.State
-	asleep   bool
+	facts    health.Facts
+	gpuAt    time.Time
 	// lost is what Incomplete said.
 	lost bool
 
@@ -115,15 +117,15 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	}
 	m.learnRate(&l)
 	s := m.signals()
-	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
+	s.Waiting, s.Running, s.KVUsage = l.Waiting, l.Running, l.KVUsage
 	s.ReadAt, s.InFlightAtRead = began, m.counted(mark, &l)
 	if l.BlockTokens > 0 {
 		s.BlockTokens = l.BlockTokens
 	}
 	m.learnSlots(s)
-	m.asleep = l.Asleep
 	m.outcomes.Reached(began)
-	m.rateHealth(began)
+	m.facts.Read(began, &l, m.mayLeave())
+	m.watch(began)
 	if l.MaxAdapters > 0 {
 		m.maxAdapters = l.MaxAdapters
 	}
@@ -219,22 +221,6 @@ func (m *Member) Failed(now time.Time, err error) {
 	}
 }
 
-// failed counts a failure, and leaves the endpoint out if that is due and at most
-// half of the pool is. t.mu is held.
-func (m *Member) failed(now time.Time) {
-	out := 0
-	for _, o := range m.t.ailing {
-		if o.outcomes.Out() {
-			out++
-		}
-	}
-	m.outcomes.Failed(now, 2*(out+1) <= len(m.t.members))
-	if !slices.Contains(m.t.ailing, m) {
-		m.t.ailing = append(m.t.ailing, m)
-	}
-	m.rateHealth(now)
-}
-
 // setModels replaces the list of models. t.mu is held.
 func (m *Member) setModels(models []epp.Model) {
 	t, slot := m.t, m.endpoint.Slot
@@ -284,15 +270,6 @@ func (m *Member) forgetAdapters() {
 		m.dropAdapter(a)
 	}
 	m.adapters = nil
-}
-
-// rateHealth writes the health that a decision sees. An engine that was put to
-// sleep answers nothing, so it has none. t.mu is held.
-func (m *Member) rateHealth(now time.Time) {
-	m.signals().Health = m.outcomes.Score(now)
-	if m.asleep {
-		m.signals().Health = 0
-	}
 }
 
 // Apply writes KV events of this endpoint's engine into the index.

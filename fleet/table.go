@@ -16,6 +16,9 @@ type Options struct {
 	// MaxRunning is how many requests an endpoint runs at once where the
 	// operator has said so; 0: learnt.
 	MaxRunning int
+	// Probed says that endpoints are probed: until the first one of an endpoint has
+	// ended, its health is that of an unproven one.
+	Probed bool
 	// BookingBound is the age at which a booking whose end was not seen is
 	// ended all the same, and counted. 0 means DefaultBookingBound.
 	BookingBound time.Duration
@@ -35,7 +38,7 @@ type Table struct {
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
-	// ailing are the members against which outcomes are held: their health
+	// ailing are the members against which something is held: their health
 	// changes with time.
 	ailing []*Member
 
@@ -85,6 +88,9 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
+	if t.opt.Probed {
+		m.await()
+	}
 	return m
 }
 
@@ -169,7 +175,7 @@ func (t *Table) recover(now time.Time) {
 	for _, m := range t.ailing {
 		m.rateHealth(now)
 	}
-	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) })
+	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) && m.facts.Sound(now) })
 }
 
 // view shows the table to choose. t.mu is held.

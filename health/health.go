@@ -21,6 +21,17 @@
 //
 // Outcomes alone never leave out more than the caller allows (half of a pool):
 // then the score stays at the cutoff.
+//
+// # Facts
+//
+// [Facts] are all else: probes, the GPU, progress, sleep, and how warm the cache
+// is. Each fact allows the endpoint a health, in bands: 1 is sound, 0.7 to 0.9 has
+// something to watch, 0.3 to 0.6 is degraded, below that it is out. The worst one
+// counts, and its name is the reason. The health moves towards it, by 0.1 a second
+// down and 0.1 in 5 s up, so that a fact that comes and goes does not make it flap;
+// what leaves an endpoint out does so at once. testdata/facts tells it in stories.
+//
+// The health that a decision sees is the lower of the two.
 package health
 
 import "time"

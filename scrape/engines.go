@@ -62,6 +62,7 @@ var VLLM = Engine{
 
 		PromptTokens:      "vllm:prompt_tokens_total",
 		CachedTokens:      "vllm:prompt_tokens_cached_total",
+		GeneratedTokens:   "vllm:generation_tokens_total",
 		FirstTokenSeconds: "vllm:time_to_first_token_seconds_sum",
 
 		Adapters:        "vllm:lora_requests_info",
@@ -95,6 +96,7 @@ var SGLang = Engine{
 
 		PromptTokens:      "sglang:prompt_tokens_total",
 		CachedTokens:      "sglang:cached_tokens_total",
+		GeneratedTokens:   "sglang:generation_tokens_total",
 		FirstTokenSeconds: "sglang:time_to_first_token_seconds_sum",
 
 		Cache:       "sglang:cache_config_info",
@@ -120,6 +122,8 @@ var TensorRTLLM = Engine{
 		Running: []string{"trtllm_num_requests_running"},
 		KVUsage: []string{"trtllm_kv_cache_utilization"},
 
+		PromptTokens:      "trtllm_prompt_tokens_total",
+		GeneratedTokens:   "trtllm_generation_tokens_total",
 		FirstTokenSeconds: "trtllm_time_to_first_token_seconds_sum",
 
 		BlockTokensGauge: "trtllm_kv_cache_tokens_per_block",

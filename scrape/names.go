@@ -9,9 +9,9 @@ type Names struct {
 	KVUsage []string // fraction of the KV cache in use, 0–1; gauge
 
 	// Counters since the engine's start that not every engine has: tokens of all
-	// prompts, those of them that were cached, and the sum of all times to first
-	// token in seconds.
-	PromptTokens, CachedTokens, FirstTokenSeconds string
+	// prompts, those of them that were cached, tokens of all answers, and the sum of
+	// all times to first token in seconds.
+	PromptTokens, CachedTokens, GeneratedTokens, FirstTokenSeconds string
 
 	// Adapters has its facts in labels and the time of the last change as value;
 	// of several series the one with the greatest value counts, for an engine

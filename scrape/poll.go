@@ -286,28 +286,36 @@ func (p *poller) parse(page []byte) {
 
 // get reads one path of the endpoint into buf, at most limit bytes.
 func (p *poller) get(ctx context.Context, path string, limit int64, buf *bytes.Buffer) error {
+	if err := p.group.fetch(ctx, "http://"+p.target.Address+path, limit, buf); err != nil {
+		return fmt.Errorf("scrape %s: %s: %w", p.target.Address, path, err)
+	}
+	return nil
+}
+
+// fetch reads url into buf, at most limit bytes.
+func (g *Group) fetch(ctx context.Context, url string, limit int64, buf *bytes.Buffer) error {
 	buf.Reset()
 	ctx, cancel := context.WithTimeout(ctx, Deadline)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.target.Address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return fmt.Errorf("scrape %s: %w", p.target.Address, err)
+		return err
 	}
-	resp, err := p.group.Client.Do(req)
+	resp, err := g.Client.Do(req)
 	if err != nil {
-		return fmt.Errorf("scrape %s: %w", p.target.Address, err)
+		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be kept
-		return fmt.Errorf("scrape %s: %s: status %d", p.target.Address, path, resp.StatusCode)
+		return fmt.Errorf("status %d", resp.StatusCode)
 	}
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case err != nil:
-		return fmt.Errorf("scrape %s: %s: %w", p.target.Address, path, err)
+		return err
 	case n > limit:
-		return fmt.Errorf("scrape %s: %s: over %d bytes", p.target.Address, path, limit)
+		return fmt.Errorf("over %d bytes", limit)
 	}
 	return nil
 }

@@ -9,7 +9,9 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -25,6 +27,7 @@ import (
 	"epp.internal/epp/kvindex"
 	"epp.internal/epp/metrics"
 	"epp.internal/epp/picker"
+	"epp.internal/epp/probe"
 	"epp.internal/epp/proxy"
 	"epp.internal/epp/route"
 	"epp.internal/epp/scrape"
@@ -43,6 +46,7 @@ type system struct {
 	proxy   *proxy.Proxy
 	extproc *extproc.Server
 	readers *scrape.Group
+	probers *probe.Prober // nil: nobody has asked for probes
 	client  *http.Client
 	ring    *decision.Ring
 
@@ -74,7 +78,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	}
 	key := block.Key(rand.Uint64())
 	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes)})
-	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning})
+	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning, Probed: cfg.Probe.Interval.Duration > 0})
 	s.metrics = metrics.New(metrics.Options{Version: version, Models: cfg.ModelNames(), Snapshot: s.snapshot})
 	s.picker = picker.New(picker.Options{
 		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, Models: rules(cfg), Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
@@ -114,6 +118,12 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	s.readers = &scrape.Group{
 		Client: s.client, Log: log,
 		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
+	}
+	if every := cfg.Probe.Interval.Duration; every > 0 {
+		s.probers = &probe.Prober{
+			Client: s.client, Interval: every, Timeout: cfg.Probe.Timeout.Duration, Log: log,
+			Ended: func(o probe.Outcome, took time.Duration) { s.metrics.Probed(string(o), took) },
+		}
 	}
 	return s, nil
 }
@@ -157,8 +167,12 @@ func (s *system) snapshot() metrics.Snapshot {
 	}
 	for _, st := range s.fleet.Snapshot() {
 		queue, health, stale := s.policy.Seen(&st.Signals, now)
+		reason := st.Signals.HealthReason.String()
+		if health < st.Signals.Health {
+			reason = "stale"
+		}
 		snap.Endpoints = append(snap.Endpoints, metrics.Endpoint{
-			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, Stale: stale,
+			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, HealthReason: reason, Stale: stale,
 			InFlight: st.Signals.InFlight, InFlightTokens: st.Signals.InFlightTokens,
 			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete,
 		})
@@ -191,6 +205,7 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 		wg.Go(func() { s.follow(follow, e, m) })
 	}
 	wg.Go(func() { s.expire(follow) })
+	wg.Go(func() { s.warm(follow) })
 	pages := s.pages()
 	failed := make(chan error, len(ls))
 	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth} {
@@ -288,6 +303,23 @@ func (s *system) expire(ctx context.Context) {
 	}
 }
 
+// warmEvery is how often the endpoints' caches are compared.
+const warmEvery = 5 * time.Second
+
+// warm compares how warm the endpoints' caches are.
+func (s *system) warm(ctx context.Context) {
+	tick := time.NewTicker(warmEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			s.fleet.RateWarmth(now)
+		}
+	}
+}
+
 // follow writes what one endpoint says of itself until ctx ends: its page and its
 // events. Then it leaves the fleet.
 func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member) {
@@ -295,8 +327,26 @@ func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.hear(ctx, e, m) })
+	k := &sink{Member: m, s: s, log: s.log}
+	if s.probers != nil {
+		wg.Go(func() { _ = s.probers.Run(ctx, probe.Target{Address: e.Address, Model: k.baseModel}, k) }) // ends with ctx
+	}
+	if url := dcgm(e); url != "" {
+		t := scrape.GPUTarget{URL: url, GPUs: e.GPU.GPUs, Pod: e.Name}
+		wg.Go(func() { _ = s.readers.RunGPU(ctx, t, k) }) // ends with ctx
+	}
 	kind, _ := scrape.EngineNamed(e.Engine)
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address, Kind: kind}, &sink{Member: m, s: s, log: s.log}) // ends with ctx
+	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address, Kind: kind}, k) // ends with ctx
+}
+
+// dcgm is the page of the endpoint's DCGM exporter; empty where it has none.
+func dcgm(e config.Endpoint) string {
+	at := string(e.GPU.DCGM)
+	if at == "" || strings.Contains(at, "://") {
+		return at
+	}
+	host, _, _ := net.SplitHostPort(e.Address)
+	return "http://" + net.JoinHostPort(host, at) + "/metrics"
 }
 
 // hear subscribes to the endpoint's KV events, where it has some.
@@ -370,6 +420,27 @@ type sink struct {
 	s              *system
 	log            *slog.Logger
 	tried, reached sync.Once
+	base           atomic.Pointer[string] // the first model that is no adapter; nil: not known
+}
+
+// baseModel is the model that a probe asks for; empty where no list was read yet.
+func (k *sink) baseModel() string {
+	if name := k.base.Load(); name != nil {
+		return *name
+	}
+	return ""
+}
+
+// Probed passes on how a probe ended.
+func (k *sink) Probed(now time.Time, err error, slowly bool) {
+	k.Member.Probed(now, err, slowly)
+	k.s.watch.changed()
+}
+
+// GPU passes a reading of the accelerators on.
+func (k *sink) GPU(now time.Time, g epp.GPU) {
+	k.Member.GPU(now, g)
+	k.s.watch.changed()
 }
 
 // asked counts the endpoint's first question, and its first answer.
@@ -399,6 +470,9 @@ func (k *sink) Load(mark int, began time.Time, l epp.Load) {
 // Models passes a list of models on.
 func (k *sink) Models(models []epp.Model) {
 	k.Member.Models(models)
+	if i := slices.IndexFunc(models, func(m epp.Model) bool { return m.Parent == "" }); i >= 0 {
+		k.base.Store(&models[i].Name)
+	}
 	k.s.watch.changed()
 }
 
