@@ -48,6 +48,9 @@ type Endpoint struct {
 	// UID tells two endpoints of one name and address apart; empty where the
 	// source of endpoints has none.
 	UID string
+	// Rank is the data-parallel rank behind Address, where the engine has several
+	// there; else empty. Requests name it in the header [RankHeader].
+	Rank string
 
 	Slot       Slot
 	Generation uint32
@@ -55,6 +58,10 @@ type Endpoint struct {
 	Labels      map[string]string
 	Annotations map[string]string
 }
+
+// RankHeader tells an engine of several data-parallel ranks which one is to serve
+// a request. Source: vLLM and SGLang, both in any case.
+const RankHeader = "x-data-parallel-rank"
 
 // Gauge is a value that may be unknown. The zero Gauge is unknown.
 type Gauge struct {

@@ -11,6 +11,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"time"
+
+	"epp.internal/epp"
 )
 
 // maxAnswer bounds an answer in bytes: one token and its frame take some hundred.
@@ -133,7 +135,7 @@ func (p *Prober) probe(ctx context.Context, t Target) error {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if t.Rank != "" {
-		req.Header.Set("X-data-parallel-rank", t.Rank)
+		req.Header.Set(epp.RankHeader, t.Rank)
 	}
 	resp, err := p.Client.Do(req)
 	if err != nil {

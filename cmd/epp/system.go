@@ -10,8 +10,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,7 +21,6 @@ import (
 	"epp.internal/epp/decision"
 	"epp.internal/epp/extproc"
 	"epp.internal/epp/fleet"
-	"epp.internal/epp/kvevents"
 	"epp.internal/epp/kvindex"
 	"epp.internal/epp/metrics"
 	"epp.internal/epp/picker"
@@ -201,8 +198,8 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	follow, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, e := range s.cfg.Pool.Endpoints {
-		m := s.fleet.Join(epp.Endpoint{Name: e.Name, Address: e.Address})
-		wg.Go(func() { s.follow(follow, e, m) })
+		f := newFollower(s, e)
+		wg.Go(func() { f.run(follow) })
 	}
 	wg.Go(func() { s.expire(follow) })
 	wg.Go(func() { s.warm(follow) })
@@ -320,108 +317,17 @@ func (s *system) warm(ctx context.Context) {
 	}
 }
 
-// follow writes what one endpoint says of itself until ctx ends: its page and its
-// events. Then it leaves the fleet.
-func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member) {
-	defer m.Leave()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { s.hear(ctx, e, m) })
-	k := &sink{Member: m, s: s, log: s.log}
-	if s.probers != nil {
-		wg.Go(func() { _ = s.probers.Run(ctx, probe.Target{Address: e.Address, Model: k.baseModel}, k) }) // ends with ctx
-	}
-	if url := dcgm(e); url != "" {
-		t := scrape.GPUTarget{URL: url, GPUs: e.GPU.GPUs, Pod: e.Name}
-		wg.Go(func() { _ = s.readers.RunGPU(ctx, t, k) }) // ends with ctx
-	}
-	kind, _ := scrape.EngineNamed(e.Engine)
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address, Kind: kind}, k) // ends with ctx
-}
-
-// dcgm is the page of the endpoint's DCGM exporter; empty where it has none.
-func dcgm(e config.Endpoint) string {
-	at := string(e.GPU.DCGM)
-	if at == "" || strings.Contains(at, "://") {
-		return at
-	}
-	host, _, _ := net.SplitHostPort(e.Address)
-	return "http://" + net.JoinHostPort(host, at) + "/metrics"
-}
-
-// hear subscribes to the endpoint's KV events, where it has some.
-func (s *system) hear(ctx context.Context, e config.Endpoint, m *fleet.Member) {
-	src, ok := s.source(ctx, e)
-	if !ok {
-		return
-	}
-	log := s.log.With("pod", e.Name)
-	sub := kvevents.Subscriber{
-		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: &sink{Member: m, s: s, log: log}, Log: log,
-		Hooks: kvevents.Hooks{
-			Event:   func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) },
-			Bad:     func(r kvevents.Reason) { s.metrics.KVBad(string(r)) },
-			Gap:     func(uint64) { s.metrics.KVGap() },
-			Restart: s.metrics.KVRestart,
-			Replay:  func(done bool) { s.metrics.KVReplay(map[bool]string{true: "done", false: "given_up"}[done]) },
-			Dropped: func() { s.metrics.KVBad("dropped") },
-		},
-	}
-	_ = sub.Run(ctx) // ends with ctx
-}
-
-// source says where the endpoint's events come from: as configured, else as the
-// engine itself says when it is asked. It waits for an engine that is not up.
-func (s *system) source(ctx context.Context, e config.Endpoint) (kvevents.Source, bool) {
-	if e.Events != "" {
-		return kvevents.Source{Address: e.Events, Replay: e.Replay, Topic: s.cfg.KVEvents.Topic}, true
-	}
-	if port := s.cfg.KVEvents.Port; port != 0 {
-		host, _, _ := net.SplitHostPort(e.Address)
-		src := kvevents.Source{Address: net.JoinHostPort(host, strconv.Itoa(port)), Topic: s.cfg.KVEvents.Topic}
-		if r := s.cfg.KVEvents.ReplayPort; r != 0 {
-			src.Replay = net.JoinHostPort(host, strconv.Itoa(r))
-		}
-		return src, true
-	}
-	if !s.cfg.DiscoverEvents() {
-		return kvevents.Source{}, false
-	}
-	told := ""
-	for {
-		sources, err := kvevents.Sources(ctx, s.client, e.Address)
-		text := "no KV events: the engine names no source, so its cache is unknown"
-		switch {
-		case len(sources) == 1:
-			return sources[0], true
-		case len(sources) > 1:
-			text = "no KV events: the engine has several data-parallel ranks behind one address; name each rank's own address and events"
-		case err != nil:
-			text = "no KV events: " + err.Error()
-		}
-		if text != told && ctx.Err() == nil {
-			s.log.Warn(text, "pod", e.Name, "address", e.Address)
-			told = text
-		}
-		select {
-		case <-ctx.Done():
-			return kvevents.Source{}, false
-		case <-time.After(askAgain):
-		}
-	}
-}
-
-// askAgain is how long an engine that names no source of events is left alone.
-const askAgain = 2 * time.Second
-
 // sink is a member whose writing can be watched, and read in the log at TRACE.
 type sink struct {
 	*fleet.Member
-	s              *system
-	log            *slog.Logger
-	tried, reached sync.Once
-	base           atomic.Pointer[string] // the first model that is no adapter; nil: not known
+	s     *system
+	log   *slog.Logger
+	first *contact
+	base  atomic.Pointer[string] // the first model that is no adapter; nil: not known
 }
+
+// contact is the first one with a configured endpoint, whatever its ranks.
+type contact struct{ tried, reached sync.Once }
 
 // baseModel is the model that a probe asks for; empty where no list was read yet.
 func (k *sink) baseModel() string {
@@ -446,9 +352,9 @@ func (k *sink) GPU(now time.Time, g epp.GPU) {
 // asked counts the endpoint's first question, and its first answer.
 func (k *sink) asked(reached bool) {
 	if reached {
-		k.reached.Do(func() { k.s.reached.Add(1) })
+		k.first.reached.Do(func() { k.s.reached.Add(1) })
 	}
-	k.tried.Do(func() { k.s.untried.Add(-1) })
+	k.first.tried.Do(func() { k.s.untried.Add(-1) })
 }
 
 // Failed passes on that a reading could not be had.
@@ -510,5 +416,5 @@ func (s *system) settled() bool {
 			return false
 		}
 	}
-	return len(states) == len(s.cfg.Pool.Endpoints)
+	return len(states) >= len(s.cfg.Pool.Endpoints) // an endpoint of several ranks is several
 }
