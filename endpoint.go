@@ -199,10 +199,19 @@ func (s *Signals) Delta() int { return s.InFlight - s.InFlightAtRead }
 type Match struct {
 	Blocks      uint32 // 0 for an endpoint that holds none
 	BlockTokens uint32 // tokens per block of the chain that matched; 0 where Blocks is 0
+	// Discount is how many blocks less the match is worth, below Blocks: 0 where all
+	// of it lies on the GPU.
+	Discount float32
 }
 
 // Tokens is the matched length in tokens.
 func (m Match) Tokens() int { return int(m.Blocks) * int(m.BlockTokens) }
+
+// Worth is the matched length in tokens, less what lies beside the GPU is worth
+// less.
+func (m Match) Worth() float64 {
+	return (float64(m.Blocks) - float64(m.Discount)) * float64(m.BlockTokens)
+}
 
 // Score is one scorer's rating of one endpoint.
 type Score struct {

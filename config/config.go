@@ -153,6 +153,17 @@ type Cache struct {
 	// Source is "auto" (default: the engine's events where they come) or
 	// "events", which needs a source of events in kvEvents or in each endpoint.
 	Source string `json:"source"`
+	// Tiers are what a cached block is worth that lies beside the GPU.
+	Tiers Tiers `json:"tiers"`
+}
+
+// Tiers are what cached blocks are worth by where they lie, as a part of one on the
+// GPU, which is 1.
+type Tiers struct {
+	// CPU is the worth of a block in the host's memory. Default 0.8; above 0, at most 1.
+	CPU float64 `json:"cpu"`
+	// Disk is the worth of a block on a disk or in a store. Default 0.5; above 0, at most 1.
+	Disk float64 `json:"disk"`
 }
 
 // Probe asks each engine for one token now and then, to see that it answers. It
@@ -278,7 +289,7 @@ func Default() *Config {
 		MaxQueue:    d.MaxQueue,
 		OnSaturated: d.OnSaturated,
 		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
-		Cache:       Cache{Source: CacheAuto},
+		Cache:       Cache{Source: CacheAuto, Tiers: Tiers{CPU: 0.8, Disk: 0.5}},
 		Probe:       Probe{Timeout: Duration{2 * time.Second}},
 		Listen:      Listen{Proxy: ":8080", Metrics: ":9090", ExtProc: ":9002", Health: ":9003"},
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},

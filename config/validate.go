@@ -54,6 +54,14 @@ func (c *Config) Validate(custom ...string) []Fault {
 	if u := c.Load.MaxUtilization; !(u > 0 && u <= 1) {
 		v.fault("load.maxUtilization", "%v is out of range; want above 0, at most 1", u)
 	}
+	for _, tier := range []struct {
+		path  string
+		worth float64
+	}{{"cache.tiers.cpu", c.Cache.Tiers.CPU}, {"cache.tiers.disk", c.Cache.Tiers.Disk}} {
+		if !(tier.worth > 0 && tier.worth <= 1) {
+			v.fault(tier.path, "%v is out of range; want above 0, at most 1", tier.worth)
+		}
+	}
 	between(&v, "kvEvents.port", c.KVEvents.Port, 0, math.MaxUint16)
 	between(&v, "kvEvents.replayPort", c.KVEvents.ReplayPort, 0, math.MaxUint16)
 	if c.Probe.Interval.Duration != 0 {

@@ -38,7 +38,7 @@ func checkConsistent(t fataler, x *Index) {
 			}
 			copies += live
 		}
-		bytes += len(w.extra)*mapEntryBytes + w.parked.bytes
+		bytes += len(w.extra)*mapEntryBytes + len(w.besides)*besidesBytes + w.parked.bytes
 	}
 	if copies != x.copies {
 		t.Fatalf("%d copies, index says %d", copies, x.copies)

@@ -8,12 +8,12 @@ import (
 )
 
 // cachedShare is the part of a prompt of so many tokens in full blocks that a
-// match covers.
+// match covers, less what blocks beside the GPU are worth less.
 func cachedShare(m epp.Match, blockedTokens int) float64 {
 	if blockedTokens <= 0 || m.Blocks == 0 {
 		return 0
 	}
-	return unit(float64(m.Tokens()) / float64(blockedTokens))
+	return unit(m.Worth() / float64(blockedTokens))
 }
 
 // residence is 1 for an adapter that is there, or that nobody asked for.

@@ -74,7 +74,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		return nil, err
 	}
 	key := block.Key(rand.Uint64())
-	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes)})
+	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes), Tiers: kvindex.Tiers(cfg.Cache.Tiers)})
 	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning, Probed: cfg.Probe.Interval.Duration > 0})
 	s.metrics = metrics.New(metrics.Options{Version: version, Models: cfg.ModelNames(), Snapshot: s.snapshot})
 	s.picker = picker.New(picker.Options{
