@@ -217,7 +217,8 @@ func (m *Member) Failed(now time.Time, err error) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	if m.pos >= 0 && errors.Is(err, syscall.ECONNREFUSED) {
-		m.failed(now)
+		m.outcomes.Refused(now, m.mayLeave())
+		m.watch(now)
 	}
 }
 
