@@ -38,7 +38,7 @@ const (
 
 // depthOf reads what engines call their tiers: vLLM's GPU, CPU and STORAGE (FS
 // and OBJ before that), SGLang's CPU_PINNED, CPU_TIER1, CPU_TIER2, DISK and
-// EXTERNAL. What is not known is far.
+// EXTERNAL. What is not known is far, and so is what is elsewhere ("REMOTE:CPU").
 func depthOf(tier string) depth {
 	switch {
 	case tier == "" || tier == "GPU":
