@@ -114,22 +114,24 @@ func (x *Index) Discounts(chain []uint64, matched []uint32, out []float32) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	var room [64]*Writer
+	slow, longest := room[:0], 0
+	for slot, w := range x.writers {
+		if len(w.besides) > 0 && int(slot) < len(matched) && matched[slot] > 0 {
+			slow = append(slow, w)
+			longest = max(longest, int(matched[slot]))
+		}
+	}
 	var place uint32
-	for i, hash := range chain {
-		left := false
+	for i, hash := range chain[:min(longest, len(chain))] {
 		at := x.lookUp(hash, place)
 		if place = at.place; at.set == nil {
 			return
 		}
-		for slot, w := range x.writers {
-			if len(w.besides) == 0 || int(slot) >= len(matched) || matched[slot] <= uint32(i) {
-				continue
+		for _, w := range slow {
+			if uint32(i) < matched[w.slot] {
+				out[w.slot] += float32(w.lack(place))
 			}
-			left = true
-			out[slot] += float32(w.lack(place))
-		}
-		if !left {
-			return
 		}
 	}
 }

@@ -132,3 +132,32 @@ func TestDiscountsAgainstTwin(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkDiscounts looks a match of 512 blocks of eight endpoints up: "none" holds
+// anything beside its GPU, or "half" of them have all of it in the host's memory.
+func BenchmarkDiscounts(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		slow int
+	}{{"none", 0}, {"half", 4}} {
+		b.Run(c.name, func(b *testing.B) {
+			x := New(Options{Key: testKey})
+			e := chainEvent(special, 512)
+			for slot := range epp.Slot(8) {
+				if int(slot) < c.slow {
+					e.Tier = "CPU"
+				} else {
+					e.Tier = "GPU"
+				}
+				x.Endpoint(slot).Apply(time.Unix(0, 0), []epp.BlockEvent{e})
+			}
+			chain, matched, lacks := chainOf(e), make([]uint32, 8), make([]float32, 8)
+			x.Match(chain, matched)
+			b.ReportAllocs()
+			for b.Loop() {
+				clear(lacks)
+				x.Discounts(chain, matched, lacks)
+			}
+		})
+	}
+}
