@@ -57,6 +57,7 @@ type Config struct {
 
 	Load  Load  `json:"load"`
 	Cache Cache `json:"cache"`
+	Probe Probe `json:"probe"`
 
 	// Fallbacks is how many further endpoints follow the picked one in the answer
 	// to a gateway that walks such a list. Default 0, range 0–8: a gateway that
@@ -90,6 +91,13 @@ type Pool struct {
 	// AllowLinkLocal admits addresses in 169.254.0.0/16 and fe80::/10, where
 	// clouds serve a machine's credentials. Default false.
 	AllowLinkLocal bool `json:"allowLinkLocal"`
+	// Engine is what the endpoints run: "auto" (default: told from each page,
+	// vLLM where none tells), "vllm", "sglang" or "tensorrt-llm". The tables of the
+	// last two are from documentation, never run.
+	Engine string `json:"engine"`
+	// GPU says where the endpoints' accelerators are read, where an endpoint does
+	// not say otherwise.
+	GPU GPU `json:"gpu"`
 }
 
 // Endpoint is one engine's address. In a file it is either the address alone
@@ -103,6 +111,30 @@ type Endpoint struct {
 	// its replay socket, where they are not on the pool's common ports.
 	Events string `json:"events"`
 	Replay string `json:"replay"`
+	// Engine is what this endpoint runs. Default: the pool's.
+	Engine string `json:"engine"`
+	// GPU says where this endpoint's accelerators are read. Default: the pool's.
+	GPU GPU `json:"gpu"`
+}
+
+// GPU says where accelerators are read, for load.source "gpu" and for health.
+type GPU struct {
+	// DCGM is NVIDIA's DCGM exporter: a port on the endpoint's own IP, such as
+	// 9400, or a URL, http://10.0.0.7:9400/metrics. Default "": none.
+	DCGM DCGM `json:"dcgm"`
+	// GPUs are the endpoint's own, by the exporter's labels gpu or UUID. Default:
+	// those that the exporter says are the pod's, which is the endpoint's name, or
+	// all where it names no pods.
+	GPUs []string `json:"gpus"`
+}
+
+// DCGM is where a DCGM exporter listens: a port, or a URL of an IP address.
+type DCGM string
+
+// UnmarshalText reads the text as it is; Validate checks it.
+func (d *DCGM) UnmarshalText(text []byte) error {
+	*d = DCGM(text)
+	return nil
 }
 
 // UnmarshalText reads the short form, an address alone.
@@ -113,8 +145,8 @@ func (e *Endpoint) UnmarshalText(text []byte) error {
 
 // Load says how busy an endpoint is.
 type Load struct {
-	// Source is what the load factor counts: "requests" (default), "tokens"
-	// or "kv".
+	// Source is what the load factor counts: "requests" (default), "tokens", "kv",
+	// or "gpu", which needs a source of GPU readings for each endpoint.
 	Source decision.LoadSource `json:"source"`
 	// MaxRunning is how many requests an engine runs at once. Default 0: learnt,
 	// and 32 as the divisor of the load. Range 0–65,536.
@@ -133,6 +165,27 @@ type Cache struct {
 	// OwnTTL is how long a prompt that our own pick sent to an endpoint counts as
 	// cached there, where the endpoint does not tell. Default 5m, range 1s–24h.
 	OwnTTL Duration `json:"ownTTL"`
+	// Tiers are what a cached block is worth that lies beside the GPU.
+	Tiers Tiers `json:"tiers"`
+}
+
+// Tiers are what cached blocks are worth by where they lie, as a part of one on the
+// GPU, which is 1.
+type Tiers struct {
+	// CPU is the worth of a block in the host's memory. Default 0.8; above 0, at most 1.
+	CPU float64 `json:"cpu"`
+	// Disk is the worth of a block on a disk or in a store. Default 0.5; above 0, at most 1.
+	Disk float64 `json:"disk"`
+}
+
+// Probe asks each engine for one token now and then, to see that it answers. It
+// costs the engine a request, so it is off by default.
+type Probe struct {
+	// Interval is the time between two probes of an endpoint. Default 0s: no
+	// probes; else 1s–10m. 5s is a good one.
+	Interval Duration `json:"interval"`
+	// Timeout is how long an engine may take. Default 2s, range 100ms–1m.
+	Timeout Duration `json:"timeout"`
 }
 
 // Model is one name that clients may ask for.
@@ -232,6 +285,14 @@ type Log struct {
 	Level string `json:"level"`
 }
 
+// Values of Pool.Engine.
+const (
+	EngineAuto        = "auto"
+	EngineVLLM        = "vllm"
+	EngineSGLang      = "sglang"
+	EngineTensorRTLLM = "tensorrt-llm"
+)
+
 // Values of Cache.Source.
 const (
 	CacheAuto   = "auto"
@@ -250,12 +311,14 @@ func Default() *Config {
 		weights[w.Name] = w.Value
 	}
 	return &Config{
+		Pool:        Pool{Engine: EngineAuto},
 		Weights:     weights,
 		MaxQueue:    d.MaxQueue,
 		OnSaturated: d.OnSaturated,
 		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
-		Cache:       Cache{Source: CacheAuto, OwnTTL: Duration{5 * time.Minute}},
+		Cache:       Cache{Source: CacheAuto, OwnTTL: Duration{5 * time.Minute}, Tiers: Tiers{CPU: 0.8, Disk: 0.5}},
 		Tokenizer:   Tokenizer{AskEngines: true, AskBudget: Duration{20 * time.Millisecond}},
+		Probe:       Probe{Timeout: Duration{2 * time.Second}},
 		Listen:      Listen{Proxy: ":8080", Metrics: ":9090", ExtProc: ":9002", Health: ":9003"},
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
 		Limits: Limits{

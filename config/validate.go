@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +28,8 @@ var (
 	builtinScorers = []string{
 		decision.CacheScorer, decision.LoadScorer, decision.QueueScorer, decision.HealthScorer, decision.AdapterScorer,
 	}
-	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV}
+	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV, decision.LoadGPU}
+	engines      = []string{EngineAuto, EngineVLLM, EngineSGLang, EngineTensorRTLLM}
 	cacheSources = []string{CacheAuto, CacheEvents, CacheOwn}
 	modes        = []string{"", "mistral", "cohere"}
 	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
@@ -57,10 +59,22 @@ func (c *Config) Validate(custom ...string) []Fault {
 	if u := c.Load.MaxUtilization; !(u > 0 && u <= 1) {
 		v.fault("load.maxUtilization", "%v is out of range; want above 0, at most 1", u)
 	}
+	for _, tier := range []struct {
+		path  string
+		worth float64
+	}{{"cache.tiers.cpu", c.Cache.Tiers.CPU}, {"cache.tiers.disk", c.Cache.Tiers.Disk}} {
+		if !(tier.worth > 0 && tier.worth <= 1) {
+			v.fault(tier.path, "%v is out of range; want above 0, at most 1", tier.worth)
+		}
+	}
 	between(&v, "kvEvents.port", c.KVEvents.Port, 0, math.MaxUint16)
 	between(&v, "kvEvents.replayPort", c.KVEvents.ReplayPort, 0, math.MaxUint16)
 	v.duration("cache.ownTTL", c.Cache.OwnTTL, time.Second, 24*time.Hour)
 	v.duration("tokenizer.askBudget", c.Tokenizer.AskBudget, time.Millisecond, 10*time.Second)
+	if c.Probe.Interval.Duration != 0 {
+		v.duration("probe.interval", c.Probe.Interval, time.Second, 10*time.Minute)
+	}
+	v.duration("probe.timeout", c.Probe.Timeout, 100*time.Millisecond, time.Minute)
 	v.duration("timeouts.answer", c.Timeouts.Answer, time.Second, 24*time.Hour)
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
@@ -72,6 +86,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.size("limits.ringBytes", c.Limits.RingBytes, 64<<10, 16<<30)
 
 	v.eventSource(c)
+	v.gpuSource(c)
 	v.listen(c.Listen)
 	v.tls(c.TLS)
 	return v.faults
@@ -127,6 +142,8 @@ func (v *validator) pool(c *Config) {
 		v.fault("pool.endpoints", "has %d endpoints; at most %d are served", n, MaxEndpoints)
 		return
 	}
+	oneOf(v, "pool.engine", c.Pool.Engine, engines)
+	v.gpu("pool.gpu", c.Pool.GPU, c.Pool.AllowLinkLocal)
 	names, addresses := map[string]int{}, map[netip.AddrPort]int{}
 	for i, e := range c.Pool.Endpoints {
 		at := fmt.Sprintf("pool.endpoints[%d]", i)
@@ -148,6 +165,10 @@ func (v *validator) pool(c *Config) {
 				names[name] = i
 			}
 		}
+		if e.Engine != "" {
+			oneOf(v, at+".engine", e.Engine, engines)
+		}
+		v.gpu(at+".gpu", e.GPU, c.Pool.AllowLinkLocal)
 		if e.Events != "" {
 			v.address(at+".events", e.Events, c.Pool.AllowLinkLocal)
 		}
@@ -324,6 +345,48 @@ func (v *validator) unheard(c *Config) {
 		}
 	}
 }
+
+// gpuSource refuses a load that nobody reports.
+func (v *validator) gpuSource(c *Config) {
+	if c.Load.Source != decision.LoadGPU || c.Pool.GPU.DCGM != "" {
+		return
+	}
+	for i, e := range c.Pool.Endpoints {
+		if e.GPU.DCGM == "" {
+			v.fault("load.source", "\"gpu\" has no source of GPU readings for pool.endpoints[%d]; set pool.gpu.dcgm or the endpoint's gpu.dcgm", i)
+			return
+		}
+	}
+}
+
+// gpu checks where accelerators are read.
+func (v *validator) gpu(path string, g GPU, linkLocal bool) {
+	if len(g.GPUs) > maxGPUs {
+		v.fault(path+".gpus", "has %d names; at most %d are read", len(g.GPUs), maxGPUs)
+	}
+	for i, name := range g.GPUs {
+		v.name(fmt.Sprintf("%s.gpus[%d]", path, i), name)
+	}
+	at, text := path+".dcgm", string(g.DCGM)
+	if text == "" {
+		return
+	}
+	if !strings.Contains(text, "://") {
+		if n, err := strconv.ParseUint(text, 10, 16); err != nil || n == 0 {
+			v.fault(at, "%s is neither a port nor a URL; write 9400 or http://10.0.0.7:9400/metrics", quote(text))
+		}
+		return
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" || u.User != nil || u.Fragment != "" {
+		v.fault(at, "%s is no plain http URL; write http://10.0.0.7:9400/metrics", quote(text))
+		return
+	}
+	v.address(at, u.Host, linkLocal)
+}
+
+// maxGPUs bounds the GPUs of one endpoint.
+const maxGPUs = 64
 
 // listen checks addresses that we open ourselves.
 func (v *validator) listen(l Listen) {

@@ -87,6 +87,7 @@ type machine struct {
 	in      picker.Incoming
 	body    []byte
 	length  int      // of the body, as its headers say; −1 where they don't
+	rank    string   // of the destination; empty where it has one
 	remove  []string // the client's headers that must not reach an endpoint
 	trailed bool     // the request's trailers were seen
 	asked   bool     // pick was called
@@ -301,9 +302,11 @@ func (m *machine) decide() error {
 	}
 	m.picked, m.phase = c, routed
 	at, body := c.Target()
-	m.destination = at.Address
+	m.destination, m.rank = at.Address, at.Rank
 	for _, e := range c.Alternatives() {
-		m.destination += "," + e.Address
+		if at.Rank == e.Rank { // the header of the rank goes along to each of them
+			m.destination += "," + e.Address
+		}
 	}
 	if readable && !same(body, m.body) {
 		m.body, m.end.Rewritten = body, true

@@ -25,10 +25,12 @@ type Member struct {
 	pos  int         // place in the view; −1 after Leave
 	last epp.Signals // the counters after Leave
 
-	// outcomes is the health by how requests and readings ended, asleep as
-	// reported; Signals.Health is what a decision sees of both.
+	// outcomes is the health by how requests and readings ended, facts by all
+	// else; Signals.Health is what a decision sees of both. gpuAt is when the GPU was
+	// read last.
 	outcomes health.State
-	asleep   bool
+	facts    health.Facts
+	gpuAt    time.Time
 	// truth is how the endpoint's claims on its cache compare with its answers.
 	truth audit.State
 	// lost is what Incomplete said.
@@ -118,15 +120,15 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	}
 	m.learnRate(&l)
 	s := m.signals()
-	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
+	s.Waiting, s.Running, s.KVUsage = l.Waiting, l.Running, l.KVUsage
 	s.ReadAt, s.InFlightAtRead = epp.InstantOf(began), m.counted(mark, &l)
 	if l.BlockTokens > 0 {
 		s.BlockTokens = l.BlockTokens
 	}
 	m.learnSlots(s)
-	m.asleep = l.Asleep
 	m.outcomes.Reached(began)
-	m.rateHealth(began)
+	m.facts.Read(began, &l, m.mayLeave())
+	m.watch(began)
 	if l.MaxAdapters > 0 {
 		m.maxAdapters = l.MaxAdapters
 	}
@@ -218,24 +220,9 @@ func (m *Member) Failed(now time.Time, err error) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	if m.pos >= 0 && errors.Is(err, syscall.ECONNREFUSED) {
-		m.failed(now)
+		m.outcomes.Refused(now, m.mayLeave())
+		m.watch(now)
 	}
-}
-
-// failed counts a failure, and leaves the endpoint out if that is due and at most
-// half of the pool is. t.mu is held.
-func (m *Member) failed(now time.Time) {
-	out := 0
-	for _, o := range m.t.ailing {
-		if o.outcomes.Out() {
-			out++
-		}
-	}
-	m.outcomes.Failed(now, 2*(out+1) <= len(m.t.members))
-	if !slices.Contains(m.t.ailing, m) {
-		m.t.ailing = append(m.t.ailing, m)
-	}
-	m.rateHealth(now)
 }
 
 // setModels replaces the list of models. t.mu is held.
@@ -287,15 +274,6 @@ func (m *Member) forgetAdapters() {
 		m.dropAdapter(a)
 	}
 	m.adapters = nil
-}
-
-// rateHealth writes the health that a decision sees. An engine that was put to
-// sleep answers nothing, so it has none. t.mu is held.
-func (m *Member) rateHealth(now time.Time) {
-	m.signals().Health = m.outcomes.Score(now)
-	if m.asleep {
-		m.signals().Health = 0
-	}
 }
 
 // Apply writes KV events of this endpoint's engine into the index.

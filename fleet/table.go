@@ -18,6 +18,9 @@ type Options struct {
 	// MaxRunning is how many requests an endpoint runs at once where the
 	// operator has said so; 0: learnt.
 	MaxRunning int
+	// Probed says that endpoints are probed: until the first one of an endpoint has
+	// ended, its health is that of an unproven one.
+	Probed bool
 	// BookingBound is the age at which a booking whose end was not seen is
 	// ended all the same, and counted. 0 means DefaultBookingBound.
 	BookingBound time.Duration
@@ -38,8 +41,8 @@ type Table struct {
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
-	// ailing are the members against which outcomes or claims are held: their
-	// health and doubt change with time.
+	// ailing are the members against which something is held: their health and
+	// doubt change with time.
 	ailing []*Member
 
 	// holders[slot] is the slot's last member; nil where it is free.
@@ -92,6 +95,9 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	t.endpoints = append(t.endpoints, e)
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
 	t.silent.Add(1)
+	if t.opt.Probed {
+		m.await()
+	}
 	return m
 }
 
@@ -180,7 +186,9 @@ func (t *Table) recover(now time.Time) {
 		m.rateHealth(now)
 		m.signals().Doubt = m.truth.Doubt(now)
 	}
-	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) && m.signals().Doubt == 0 })
+	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool {
+		return m.outcomes.Sound(now) && m.facts.Sound(now) && m.signals().Doubt == 0
+	})
 }
 
 // view shows the table to choose. t.mu is held.

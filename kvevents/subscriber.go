@@ -59,6 +59,8 @@ type Hooks struct {
 	Gap func(missed uint64)
 	// Restart is called for each restart of the engine that was noticed.
 	Restart func()
+	// Lost is called each time the live connection ended, or could not be made.
+	Lost func()
 	// Replay is called for each end of a replay: done, or given up.
 	Replay func(done bool)
 	// Dropped is called for each live message that found no room to wait.
@@ -113,6 +115,9 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		stood, err := s.follow(ctx)
 		if ctx.Err() != nil {
 			break
+		}
+		if s.Hooks.Lost != nil {
+			s.Hooks.Lost()
 		}
 		if stood || !told {
 			s.Log.Warn("kv events: no connection", "address", s.Address, "error", err)

@@ -38,7 +38,7 @@ func checkConsistent(t fataler, x *Index) {
 			}
 			copies += live
 		}
-		bytes += len(w.extra)*mapEntryBytes + w.parked.bytes
+		bytes += len(w.extra)*mapEntryBytes + len(w.besides)*besidesBytes + w.parked.bytes
 		for _, l := range w.lanes {
 			bytes += len(l.again) * mapEntryBytes
 			for hash, n := range l.again {

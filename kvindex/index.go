@@ -35,6 +35,8 @@ type Options struct {
 	MaxParkedBlocks int
 	// MaxEndpointShare, in (0, 1], bounds one endpoint's part of MaxBytes.
 	MaxEndpointShare float64
+	// Tiers are what blocks beside the GPU are worth.
+	Tiers Tiers
 }
 
 func (o Options) withDefaults() Options {
@@ -48,6 +50,7 @@ func (o Options) withDefaults() Options {
 	if !(o.MaxEndpointShare > 0 && o.MaxEndpointShare <= 1) {
 		o.MaxEndpointShare = DefaultMaxEndpointShare
 	}
+	o.Tiers = o.Tiers.withDefaults()
 	return o
 }
 
@@ -62,6 +65,9 @@ type Index struct {
 	// generation changes before a node's place is used again that was given up, and
 	// when a set's number is given up.
 	generation atomic.Uint64
+	// slow counts the blocks of which an endpoint has a copy beside its GPU, once
+	// for each endpoint.
+	slow atomic.Int64
 
 	mu      sync.Mutex // guards the following fields, and all but atomics above
 	given   bool       // places were given up since the generation changed

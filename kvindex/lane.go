@@ -9,6 +9,7 @@ import (
 type lane struct {
 	tier  string
 	group int
+	depth depth // of the tier
 
 	seed uint64 // so that no engine can choose hashes that fall together
 	// Linear probing; a removal moves the copies behind it up.

@@ -34,8 +34,9 @@ type Writer struct {
 
 	lanes      []*lane
 	extra      map[uint32]uint32 // by place: copies beyond the first
-	copies     int               // entries of all lanes
-	blocks     int               // different blocks held
+	besides    map[uint32]besides
+	copies     int // entries of all lanes
+	blocks     int // different blocks held
 	parked     parking
 	joined     step // the last one from a set to the one with this endpoint in it
 	parted     step // and from a set to the one without it
@@ -167,7 +168,7 @@ func (w *Writer) lane(tier string, group int) *lane {
 	if len(w.lanes) == maxLanes {
 		return nil
 	}
-	l := &lane{tier: strings.Clone(tier), group: group, seed: uint64(w.index.options.Key)}
+	l := &lane{tier: strings.Clone(tier), group: group, depth: depthOf(tier), seed: uint64(w.index.options.Key)}
 	w.lanes = append(w.lanes, l)
 	return l
 }
@@ -308,6 +309,7 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		return 0
 	}
 	l.put(slot, hash, place)
+	w.shift(place, l.depth, 1)
 	w.copies++
 	x.copies++
 	w.counts.Stored++
@@ -451,6 +453,7 @@ func (w *Writer) drop(l *lane, slot int) {
 		}
 	}
 	l.remove(slot)
+	w.shift(place, l.depth, -1)
 	w.copies--
 	w.index.copies--
 	extra := uint32(0)
@@ -514,6 +517,7 @@ func (w *Writer) clear() {
 	w.lanes = nil
 	x.bytes -= len(w.extra)*mapEntryBytes + w.parked.bytes
 	w.extra = nil
+	w.forgetBesides()
 	w.parked = parking{}
 	w.incomplete = false
 	for _, l := range lanes {

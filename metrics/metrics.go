@@ -46,13 +46,13 @@ type Metrics struct {
 
 	matchRatio, compositeScore, scoringLatency   prometheus.Histogram
 	tokenizeSeconds, requestSeconds, ttft        prometheus.Histogram
-	scrapeSeconds                                prometheus.Histogram
+	scrapeSeconds, probeSeconds                  prometheus.Histogram
 	candidates                                   prometheus.Gauge
 	kvGaps, kvRestarts                           prometheus.Counter
 	adapterLoads, decisions, unknown, prompts    *prometheus.CounterVec
 	asked                                        *prometheus.CounterVec
 	requests, ended, retries, retriesDenied, cut *prometheus.CounterVec
-	scrapes, badValues, streams                  *prometheus.CounterVec
+	scrapes, badValues, streams, probes          *prometheus.CounterVec
 	elsewhere, stale                             prometheus.Counter
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
 }
@@ -141,6 +141,11 @@ func (m *Metrics) registerSignals(r prometheus.Registerer) {
 		"Seconds that a reading took.")
 	m.badValues = counters(r, nameBadValues,
 		"Values of engines' metrics that were no usable number, by metric; they count as unknown.", "metric")
+
+	m.probes = counters(r, nameProbes,
+		"Probes of engines by outcome.", "outcome")
+	m.probeSeconds = histogram(r, nameProbeSeconds, longSeconds,
+		"Seconds that a probe took.")
 
 	m.kvEvents = counters(r, nameKVEvents,
 		"KV events applied, by kind.", "kind")
@@ -244,6 +249,12 @@ func (m *Metrics) Scraped(elapsed time.Duration, err error) {
 	}
 	m.scrapes.WithLabelValues(result).Inc()
 	m.scrapeSeconds.Observe(elapsed.Seconds())
+}
+
+// Probed counts a probe of an engine by its outcome, and how long it took.
+func (m *Metrics) Probed(outcome string, elapsed time.Duration) {
+	m.probes.WithLabelValues(m.names.admit(outcome)).Inc()
+	m.probeSeconds.Observe(elapsed.Seconds())
 }
 
 // BadValue counts a value of an engine's metric that was no usable number.

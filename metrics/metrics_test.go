@@ -70,7 +70,7 @@ func ending(r *decision.Record) *picker.Ending {
 //	decide model=… [matched=n] [refused=why] [adapter=name] [resident] [unknown] [degraded]
 //	end model=… [matched=n] cached=n ttft=duration
 //	happens           one of everything else
-//	fleet             name address queue health in-flight tokens blocks [stale] [incomplete] [unconfirmed], a line each
+//	fleet             name address queue health in-flight tokens blocks [stale] [incomplete] [unconfirmed] [reason=word], a line each
 //	page prefix=(…)   the lines of these names
 func TestPage(t *testing.T) {
 	var now Snapshot
@@ -126,6 +126,7 @@ func happens(m *Metrics) {
 	m.CutOff("reset")
 	m.Scraped(3*time.Millisecond, nil)
 	m.Scraped(2*time.Second, errors.New("timed out"))
+	m.Probed("failed", 2*time.Second)
 	m.BadValue("vllm:num_requests_waiting")
 	m.KVEvents("BlockStored", 16)
 	m.KVBad("sequence_short")
@@ -143,6 +144,9 @@ func fleet(t *testing.T, input string) Snapshot {
 		var e Endpoint
 		if _, err := fmt.Sscan(line, &e.Name, &e.Address, &e.Queue, &e.Health, &e.InFlight, &e.InFlightTokens, &e.Blocks); err != nil {
 			t.Fatalf("%q: %v", line, err)
+		}
+		if _, reason, held := strings.Cut(line, "reason="); held {
+			e.HealthReason, _, _ = strings.Cut(strings.TrimSpace(reason), " ")
 		}
 		e.Stale, e.Incomplete = strings.Contains(line, "stale"), strings.Contains(line, "incomplete")
 		if strings.Contains(line, "unconfirmed") {

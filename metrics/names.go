@@ -31,6 +31,9 @@ const (
 	nameScrapeSeconds = "epp_scrape_duration_seconds"
 	nameBadValues     = "epp_bad_values_total"
 
+	nameProbes       = "epp_probes_total"
+	nameProbeSeconds = "epp_probe_duration_seconds"
+
 	nameKVEvents   = "epp_kv_events_total"
 	nameKVBad      = "epp_kv_event_bad_messages_total"
 	nameKVGaps     = "epp_kv_event_gaps_total"
@@ -60,6 +63,9 @@ var (
 		"Requests that wait at the endpoint: those it reports, and our own picks since that found no free slot.")
 	descHealth = perEndpoint("epp_pod_health_score",
 		"Health of the endpoint, 0 to 1; below 0.3 it gets no request.")
+	descHealthReason = prometheus.NewDesc("epp_pod_health_info",
+		"Always 1; the label reason tells what holds the endpoint's health below 1. None while it is sound.",
+		[]string{"pod", "endpoint", "reason"}, nil)
 	descInFlight = perEndpoint("epp_in_flight_requests",
 		"Requests sent to the endpoint and not seen to end.")
 	descInFlightTokens = perEndpoint("epp_in_flight_tokens",

@@ -30,6 +30,8 @@ type Endpoint struct {
 
 	Queue  float64 // requests, as the queue scorer sees it
 	Health float64 // 0–1, as the health scorer sees it
+	// HealthReason is why Health is not 1; empty where nothing is held against it.
+	HealthReason string
 
 	InFlight, InFlightTokens int
 	Blocks                   int
@@ -47,7 +49,7 @@ type state struct{ read func() Snapshot }
 // Describe implements [prometheus.Collector].
 func (s *state) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descQueueDepth, descHealth, descInFlight, descInFlightTokens, descBlocks, descStale, descIncomplete,
+		descQueueDepth, descHealth, descHealthReason, descInFlight, descInFlightTokens, descBlocks, descStale, descIncomplete,
 		descPredicted, descReported, descDoubt, descAudited, descAlarm, descNodes, descIndexBytes, descOwnBlocks, descRingBytes, descMaxQueue, descBound,
 	} {
 		out <- d
@@ -79,6 +81,9 @@ func (s *state) Collect(out chan<- prometheus.Metric) {
 		shown[endpointKey{pod, address}] = true
 		gauge(descQueueDepth, e.Queue, pod, address)
 		gauge(descHealth, e.Health, pod, address)
+		if e.HealthReason != "" {
+			gauge(descHealthReason, 1, pod, address, e.HealthReason)
+		}
 		gauge(descInFlight, float64(e.InFlight), pod, address)
 		gauge(descInFlightTokens, float64(e.InFlightTokens), pod, address)
 		gauge(descBlocks, float64(e.Blocks), pod, address)

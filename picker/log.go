@@ -114,6 +114,9 @@ func candidateAttr(rec *decision.Record, i, place int) slog.Attr {
 		slog.Float64("queueDepth", c.Queue), slog.Float64("loadRatio", c.Load), slog.Int("matchedBlocks", int(c.Match.Blocks)),
 		slog.Int("inFlight", c.Signals.InFlight),
 	}
+	if r := c.Signals.HealthReason.String(); r != "" {
+		attrs = append(attrs, slog.String("healthReason", r))
+	}
 	return slog.Attr{Key: c.Name, Value: slog.GroupValue(append(attrs, factors(rec, i)...)...)}
 }
 

@@ -63,9 +63,14 @@ func (pk *Pick) matchAll() {
 	n := p.opt.Fleet.Slots()
 	s.match = append(s.match[:0], make([]epp.Match, n)...)
 	s.counts, s.sums = sized(s.counts, n), sized(s.sums, n)
+	s.lacks = append(s.lacks[:0], make([]float32, n)...)
 	if !pk.byBytes {
 		for i, size := range s.sizes {
-			pk.matchSize(i, size, func(chain []uint64, out []uint32) { p.opt.Index.Match(chain, out) })
+			clear(s.lacks)
+			pk.matchSize(i, size, func(chain []uint64, out []uint32) {
+				p.opt.Index.Match(chain, out)
+				p.opt.Index.Discounts(chain, out, s.lacks)
+			})
 		}
 	}
 	if pk.guessed = p.learned != nil && (pk.ownAlone() || p.opt.Fleet.Silent() > 0); !pk.guessed {
@@ -73,6 +78,7 @@ func (pk *Pick) matchAll() {
 	}
 	s.heard = append(s.heard[:0], s.match...)
 	now := p.opt.Now()
+	clear(s.lacks)
 	for i, size := range s.sizes {
 		pk.matchSize(i, size, func(chain []uint64, out []uint32) { p.learned.match(chain, now, out) })
 	}
@@ -113,7 +119,7 @@ func (pk *Pick) matchSize(i, size int, look func(chain []uint64, out []uint32)) 
 	}
 	for slot, blocks := range sums {
 		if int(blocks)*size > s.match[slot].Tokens() {
-			s.match[slot] = epp.Match{Blocks: blocks, BlockTokens: uint32(size)}
+			s.match[slot] = epp.Match{Blocks: blocks, BlockTokens: uint32(size), Discount: s.lacks[slot]}
 		}
 	}
 }

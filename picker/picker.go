@@ -177,6 +177,7 @@ type scratch struct {
 	chains  [][]uint64 // one per block size, as sizes: of all prompts, one behind the other
 	counts  []uint32   // by slot
 	sums    []uint32   // by slot, matched blocks over all prompts
+	lacks   []float32  // by slot, what these are worth less, in blocks
 	match   []epp.Match
 	heard   []epp.Match // match without what was learned from our own picks
 }

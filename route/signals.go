@@ -10,13 +10,13 @@ import (
 // blockedTokens is a prompt's tokens in full blocks.
 type blockedTokens int
 
-// share is the part of them that a match covers, less what the endpoint's claims
-// are doubted.
+// share is the part of them that a match covers, less what blocks beside the GPU
+// are worth less and what the endpoint's claims are doubted.
 func (b blockedTokens) share(m epp.Match, doubt uint8) float64 {
 	if b <= 0 || m.Blocks == 0 {
 		return 0
 	}
-	share := unit(float64(m.Tokens()) / float64(b))
+	share := unit(m.Worth() / float64(b))
 	if doubt > 0 {
 		share *= unit(float64(100-int(doubt)) / 100)
 	}

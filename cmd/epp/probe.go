@@ -35,7 +35,7 @@ func wrongUse(err error) error {
 }
 
 func probeCommand() *cobra.Command {
-	var p probe
+	var p inspection
 	var asJSON bool
 	timeout := 30 * time.Second
 	cmd := &cobra.Command{
@@ -78,7 +78,7 @@ Exit status: 0 where all is ok, 1 where something is missing or unknown, 2 for w
 }
 
 // checkUse finds what is wrong with the command line.
-func (p *probe) checkUse() error {
+func (p *inspection) checkUse() error {
 	for _, a := range [...]struct{ name, address string }{{"ADDRESS", p.address}, {"--events", p.events}, {"--replay", p.replay}} {
 		if a.address == "" && a.name != "ADDRESS" {
 			continue

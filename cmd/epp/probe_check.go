@@ -36,8 +36,8 @@ const (
 	probeFirst, probeLast = 100, 999
 )
 
-// probe asks one engine for all that the picker reads of one.
-type probe struct {
+// inspection asks one engine for all that the picker reads of one.
+type inspection struct {
 	address, events, replay, tokenizer string
 	timeout                            time.Duration
 
@@ -48,7 +48,7 @@ type probe struct {
 }
 
 // run asks, and reports every fact in the same order each time.
-func (p *probe) run(ctx context.Context) *report {
+func (p *inspection) run(ctx context.Context) *report {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	p.client = scrape.Client(nil)
@@ -64,16 +64,16 @@ func (p *probe) run(ctx context.Context) *report {
 	return &p.report
 }
 
-func (p *probe) ok(name, format string, args ...any) {
+func (p *inspection) ok(name, format string, args ...any) {
 	p.report.Facts = append(p.report.Facts, fact{Name: name, State: factOK, Detail: fmt.Sprintf(format, args...)})
 }
 
-func (p *probe) not(state, name, detail, without string) {
+func (p *inspection) not(state, name, detail, without string) {
 	p.report.Facts = append(p.report.Facts, fact{name, state, detail, without})
 }
 
 // told adds a fact that is ok or missing.
-func (p *probe) told(ok bool, name, detail, missing, without string) {
+func (p *inspection) told(ok bool, name, detail, missing, without string) {
 	if ok {
 		p.ok(name, "%s", detail)
 	} else {
@@ -83,7 +83,7 @@ func (p *probe) told(ok bool, name, detail, missing, without string) {
 
 // call asks one path, and reads the JSON of its answer into out. A nil body is a
 // GET.
-func (p *probe) call(ctx context.Context, path string, body []byte, out any) error {
+func (p *inspection) call(ctx context.Context, path string, body []byte, out any) error {
 	method := http.MethodGet
 	if body != nil {
 		method = http.MethodPost
@@ -111,7 +111,7 @@ func (p *probe) call(ctx context.Context, path string, body []byte, out any) err
 	return nil
 }
 
-func (p *probe) checkVersion(ctx context.Context) {
+func (p *inspection) checkVersion(ctx context.Context) {
 	var v struct{ Version string }
 	if err := p.call(ctx, "/version", nil, &v); err != nil || v.Version == "" {
 		p.not(factUnknown, "version", "the engine does not tell it", "nothing changes: forms are told apart by what is in them")
@@ -120,7 +120,7 @@ func (p *probe) checkVersion(ctx context.Context) {
 	p.ok("version", "%s", v.Version)
 }
 
-func (p *probe) checkModels(ctx context.Context) {
+func (p *inspection) checkModels(ctx context.Context) {
 	const without = "every request goes here, whatever model it names, and its adapters are not told from base models"
 	models, err := scrape.Models(ctx, p.client, p.address)
 	switch {
@@ -145,13 +145,13 @@ func (p *probe) checkModels(ctx context.Context) {
 
 // checkAwake reads the page a first time: for the size of the blocks, and whether
 // the engine sleeps, since it would then hold what it is asked for ever.
-func (p *probe) checkAwake(ctx context.Context) (awake bool) {
+func (p *inspection) checkAwake(ctx context.Context) (awake bool) {
 	page, err := scrape.Fetch(ctx, p.client, p.address)
 	if err != nil {
 		return true // checkMetrics tells of it
 	}
 	var out scrape.Page
-	_ = scrape.Parse(page, scrape.VLLM, "", &out) // the same
+	_ = scrape.Parse(page, scrape.VLLM.Names, "", &out) // the same
 	p.load = out.Load
 	if out.Load.Asleep {
 		p.not(factMissing, "awake", "the engine was put to sleep", "it gets no request until it wakes")
@@ -160,17 +160,17 @@ func (p *probe) checkAwake(ctx context.Context) (awake bool) {
 }
 
 // checkMetrics tells what the page has.
-func (p *probe) checkMetrics(ctx context.Context) {
+func (p *inspection) checkMetrics(ctx context.Context) {
 	page, err := scrape.Fetch(ctx, p.client, p.address)
 	if err != nil {
 		p.not(factMissing, "metrics", err.Error(), "load, queue and adapters are what the picker itself has sent, and the engine's health falls to 0.3")
 		return
 	}
 	var out scrape.Page
-	if err := scrape.Parse(page, scrape.VLLM, "", &out); err != nil {
+	if err := scrape.Parse(page, scrape.VLLM.Names, "", &out); err != nil {
 		p.not(factMissing, "metrics", err.Error(), "the value is unknown")
 	}
-	l, names := &out.Load, &scrape.VLLM
+	l, names := &out.Load, &scrape.VLLM.Names
 	p.told(l.Waiting.Known, "metrics.waiting", fmt.Sprintf("%.0f requests wait", l.Waiting.Value), "no "+names.Waiting[0],
 		"the queue is the picker's own requests in flight beyond the slots it knows of")
 	p.told(l.Running.Known, "metrics.running", fmt.Sprintf("%.0f requests run", l.Running.Value), "no "+names.Running[0],
@@ -196,7 +196,7 @@ func (p *probe) checkMetrics(ctx context.Context) {
 
 // checkEvents subscribes to the events, has prompts computed, and looks for their
 // blocks in what comes.
-func (p *probe) checkEvents(ctx context.Context, awake bool) {
+func (p *inspection) checkEvents(ctx context.Context, awake bool) {
 	const without = "its cache is unknown: no prompt matches here, only load, queue, health and adapter decide"
 	src, err := p.source(ctx)
 	var h *hearing
@@ -224,7 +224,7 @@ func (p *probe) checkEvents(ctx context.Context, awake bool) {
 }
 
 // source is where the events come from, as the picker would know it.
-func (p *probe) source(ctx context.Context) (kvevents.Source, error) {
+func (p *inspection) source(ctx context.Context) (kvevents.Source, error) {
 	if p.events != "" {
 		return kvevents.Source{Address: p.events, Replay: p.replay}, nil
 	}
@@ -242,7 +242,7 @@ func (p *probe) source(ctx context.Context) (kvevents.Source, error) {
 
 // compute has prompts computed until the events show one, and that one once more:
 // its usage tells what was cached. h is nil where nothing is heard.
-func (p *probe) compute(ctx context.Context, h *hearing) {
+func (p *inspection) compute(ctx context.Context, h *hearing) {
 	var prompt []uint32
 	var block epp.BlockEvent
 	heard := false
@@ -281,7 +281,7 @@ func (p *probe) compute(ctx context.Context, h *hearing) {
 }
 
 // prompt is two blocks and a token of random tokens, or what the model takes.
-func (p *probe) prompt() []uint32 {
+func (p *inspection) prompt() []uint32 {
 	n := 2*cmp.Or(p.load.BlockTokens, 128) + 1
 	if most := p.base.MaxTokens; most > 0 {
 		n = min(n, most-1)
@@ -302,7 +302,7 @@ type usage struct {
 }
 
 // complete asks for one token after a prompt.
-func (p *probe) complete(ctx context.Context, prompt []uint32) (usage, error) {
+func (p *inspection) complete(ctx context.Context, prompt []uint32) (usage, error) {
 	body, err := json.Marshal(map[string]any{"model": p.base.Name, "prompt": prompt, "max_tokens": 1, "temperature": 0})
 	if err != nil {
 		return usage{}, err
@@ -322,7 +322,7 @@ var probeChats = []string{
 
 // checkTokens asks for a chat's tokens, and compares them with those of the
 // tokenizer that the picker is to use.
-func (p *probe) checkTokens(ctx context.Context) {
+func (p *inspection) checkTokens(ctx context.Context) {
 	const without = "the picker's tokenizer cannot be compared with the engine's"
 	var cfg config.Config
 	cfg.Tokenizer.Path = p.tokenizer

@@ -9,7 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"strconv"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -21,10 +21,10 @@ import (
 	"epp.internal/epp/decision"
 	"epp.internal/epp/extproc"
 	"epp.internal/epp/fleet"
-	"epp.internal/epp/kvevents"
 	"epp.internal/epp/kvindex"
 	"epp.internal/epp/metrics"
 	"epp.internal/epp/picker"
+	"epp.internal/epp/probe"
 	"epp.internal/epp/proxy"
 	"epp.internal/epp/route"
 	"epp.internal/epp/scrape"
@@ -43,6 +43,7 @@ type system struct {
 	proxy   *proxy.Proxy
 	extproc *extproc.Server
 	readers *scrape.Group
+	probers *probe.Prober // nil: nobody has asked for probes
 	client  *http.Client
 	ring    *decision.Ring
 
@@ -73,8 +74,8 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		return nil, err
 	}
 	key := block.Key(rand.Uint64())
-	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes)})
-	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning})
+	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes), Tiers: kvindex.Tiers(cfg.Cache.Tiers)})
+	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning, Probed: cfg.Probe.Interval.Duration > 0})
 	s.metrics = metrics.New(metrics.Options{Version: version, Models: cfg.ModelNames(), Snapshot: s.snapshot})
 	ask := s.askEngine
 	if !cfg.Tokenizer.AskEngines {
@@ -122,8 +123,14 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		log.Warn("approximate mode: what endpoints have cached is guessed from our own picks", "setting", "cache.source", "ttl", cfg.Cache.OwnTTL.Duration)
 	}
 	s.readers = &scrape.Group{
-		Client: s.client, Names: scrape.VLLM, Log: log,
+		Client: s.client, Log: log,
 		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
+	}
+	if every := cfg.Probe.Interval.Duration; every > 0 {
+		s.probers = &probe.Prober{
+			Client: s.client, Interval: every, Timeout: cfg.Probe.Timeout.Duration, Log: log,
+			Ended: func(o probe.Outcome, took time.Duration) { s.metrics.Probed(string(o), took) },
+		}
 	}
 	return s, nil
 }
@@ -183,8 +190,12 @@ func (s *system) snapshot() metrics.Snapshot {
 	}
 	for _, st := range s.fleet.Snapshot() {
 		queue, health, stale := s.policy.Seen(&st.Signals, now)
+		reason := st.Signals.HealthReason.String()
+		if health < st.Signals.Health {
+			reason = "stale"
+		}
 		snap.Endpoints = append(snap.Endpoints, metrics.Endpoint{
-			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, Stale: stale,
+			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, HealthReason: reason, Stale: stale,
 			InFlight: st.Signals.InFlight, InFlightTokens: st.Signals.InFlightTokens,
 			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete, Doubt: float64(st.Signals.Doubt) / 100, Truth: st.Truth,
 		})
@@ -213,10 +224,11 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	follow, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, e := range s.cfg.Pool.Endpoints {
-		m := s.fleet.Join(epp.Endpoint{Name: e.Name, Address: e.Address})
-		wg.Go(func() { s.follow(follow, e, m) })
+		f := newFollower(s, e)
+		wg.Go(func() { f.run(follow) })
 	}
 	wg.Go(func() { s.expire(follow) })
+	wg.Go(func() { s.warm(follow) })
 	pages := s.pages()
 	failed := make(chan error, len(ls))
 	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth} {
@@ -336,95 +348,61 @@ func (s *system) guess() string {
 	return "its cache is guessed from our own picks (approximate mode)"
 }
 
-// follow writes what one endpoint says of itself until ctx ends: its page and its
-// events. Then it leaves the fleet.
-func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member) {
-	defer m.Leave()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { s.hear(ctx, e, m) })
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address}, &sink{Member: m, s: s, log: s.log}) // ends with ctx
-}
+// warmEvery is how often the endpoints' caches are compared.
+const warmEvery = 5 * time.Second
 
-// hear subscribes to the endpoint's KV events, where it has some.
-func (s *system) hear(ctx context.Context, e config.Endpoint, m *fleet.Member) {
-	src, ok := s.source(ctx, e)
-	if !ok {
-		return
-	}
-	log := s.log.With("pod", e.Name)
-	sub := kvevents.Subscriber{
-		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: &sink{Member: m, s: s, log: log}, Log: log,
-		Hooks: kvevents.Hooks{
-			Event:   func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) },
-			Bad:     func(r kvevents.Reason) { s.metrics.KVBad(string(r)) },
-			Gap:     func(uint64) { s.metrics.KVGap() },
-			Restart: s.metrics.KVRestart,
-			Replay:  func(done bool) { s.metrics.KVReplay(map[bool]string{true: "done", false: "given_up"}[done]) },
-			Dropped: func() { s.metrics.KVBad("dropped") },
-		},
-	}
-	_ = sub.Run(ctx) // ends with ctx
-}
-
-// source says where the endpoint's events come from: as configured, else as the
-// engine itself says when it is asked. It waits for an engine that is not up.
-func (s *system) source(ctx context.Context, e config.Endpoint) (kvevents.Source, bool) {
-	if e.Events != "" {
-		return kvevents.Source{Address: e.Events, Replay: e.Replay, Topic: s.cfg.KVEvents.Topic}, true
-	}
-	if port := s.cfg.KVEvents.Port; port != 0 {
-		host, _, _ := net.SplitHostPort(e.Address)
-		src := kvevents.Source{Address: net.JoinHostPort(host, strconv.Itoa(port)), Topic: s.cfg.KVEvents.Topic}
-		if r := s.cfg.KVEvents.ReplayPort; r != 0 {
-			src.Replay = net.JoinHostPort(host, strconv.Itoa(r))
-		}
-		return src, true
-	}
-	if !s.cfg.DiscoverEvents() {
-		return kvevents.Source{}, false
-	}
-	told := ""
+// warm compares how warm the endpoints' caches are.
+func (s *system) warm(ctx context.Context) {
+	tick := time.NewTicker(warmEvery)
+	defer tick.Stop()
 	for {
-		sources, err := kvevents.Sources(ctx, s.client, e.Address)
-		text := "no KV events: the engine names no source; its cache is guessed from our own picks"
-		switch {
-		case len(sources) == 1:
-			return sources[0], true
-		case len(sources) > 1:
-			text = "no KV events: the engine has several data-parallel ranks behind one address; name each rank's own address and events"
-		case err != nil:
-			text = "no KV events: " + err.Error()
-		}
-		if text != told && ctx.Err() == nil {
-			s.log.Warn(text, "pod", e.Name, "address", e.Address)
-			told = text
-		}
 		select {
 		case <-ctx.Done():
-			return kvevents.Source{}, false
-		case <-time.After(askAgain):
+			return
+		case now := <-tick.C:
+			s.fleet.RateWarmth(now)
 		}
 	}
 }
-
-// askAgain is how long an engine that names no source of events is left alone.
-const askAgain = 2 * time.Second
 
 // sink is a member whose writing can be watched, and read in the log at TRACE.
 type sink struct {
 	*fleet.Member
-	s              *system
-	log            *slog.Logger
-	tried, reached sync.Once
+	s     *system
+	log   *slog.Logger
+	first *contact
+	base  atomic.Pointer[string] // the first model that is no adapter; nil: not known
+}
+
+// contact is the first one with a configured endpoint, whatever its ranks.
+type contact struct{ tried, reached sync.Once }
+
+// baseModel is the model that a probe asks for; empty where no list was read yet.
+func (k *sink) baseModel() string {
+	if name := k.base.Load(); name != nil {
+		return *name
+	}
+	return ""
+}
+
+// Probed passes on how a probe ended.
+func (k *sink) Probed(now time.Time, err error, slowly bool) {
+	k.Member.Probed(now, err, slowly)
+	k.s.watch.changed()
+}
+
+// GPU passes a reading of the accelerators on.
+func (k *sink) GPU(now time.Time, g epp.GPU) {
+	k.Member.GPU(now, g)
+	k.s.watch.changed()
 }
 
 // asked counts the endpoint's first question, and its first answer.
 func (k *sink) asked(reached bool) {
 	if reached {
-		k.reached.Do(func() { k.s.reached.Add(1) })
+		k.first.reached.Do(func() { k.s.reached.Add(1) })
 	}
-	k.tried.Do(func() { k.s.untried.Add(-1) })
+	k.first.tried.Do(func() { k.s.untried.Add(-1) })
 }
 
 // Failed passes on that a reading could not be had.
@@ -446,6 +424,9 @@ func (k *sink) Load(mark int, began time.Time, l epp.Load) {
 // Models passes a list of models on.
 func (k *sink) Models(models []epp.Model) {
 	k.Member.Models(models)
+	if i := slices.IndexFunc(models, func(m epp.Model) bool { return m.Parent == "" }); i >= 0 {
+		k.base.Store(&models[i].Name)
+	}
 	k.s.watch.changed()
 }
 
@@ -495,5 +476,5 @@ func (s *system) settled() bool {
 			return false
 		}
 	}
-	return len(states) == len(s.cfg.Pool.Endpoints)
+	return len(states) >= len(s.cfg.Pool.Endpoints) // an endpoint of several ranks is several
 }
