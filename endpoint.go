@@ -101,6 +101,16 @@ type Load struct {
 	Asleep bool
 }
 
+// GPU is one reading of an endpoint's accelerators, together where it has
+// several. Source: NVIDIA's DCGM exporter.
+type GPU struct {
+	Utilization     Gauge // fraction 0–1 of the time, the mean of all; DCGM_FI_DEV_GPU_UTIL
+	Memory          Gauge // fraction 0–1 in use, of the fullest; DCGM_FI_DEV_FB_USED, _FB_FREE
+	Temperature     Gauge // °C, of the hottest; DCGM_FI_DEV_GPU_TEMP
+	DoubleBitErrors Gauge // uncorrectable memory errors, all; DCGM_FI_DEV_ECC_DBE_VOL_TOTAL
+	XIDs            []int // the last error of each that had one; DCGM_FI_DEV_XID_ERRORS
+}
+
 // Model is a name that an endpoint answers to. Source: an entry of /v1/models.
 type Model struct {
 	Name string
