@@ -34,7 +34,6 @@ const (
 	BlockEvent_UNKNOWN BlockEvent_Kind = 0
 	BlockEvent_STORED  BlockEvent_Kind = 1
 	BlockEvent_REMOVED BlockEvent_Kind = 2
-	BlockEvent_CLEARED BlockEvent_Kind = 3
 )
 
 // Enum value maps for BlockEvent_Kind.
@@ -43,13 +42,11 @@ var (
 		0: "UNKNOWN",
 		1: "STORED",
 		2: "REMOVED",
-		3: "CLEARED",
 	}
 	BlockEvent_Kind_value = map[string]int32{
 		"UNKNOWN": 0,
 		"STORED":  1,
 		"REMOVED": 2,
-		"CLEARED": 3,
 	}
 )
 
@@ -915,7 +912,7 @@ const file_report_proto_rawDesc = "" +
 	"\x05Hello\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x1a\n" +
 	"\breadings\x18\x02 \x01(\bR\breadings\x12\x16\n" +
-	"\x06blocks\x18\x03 \x01(\bR\x06blocks\"\x8a\x02\n" +
+	"\x06blocks\x18\x03 \x01(\bR\x06blocks\"\xfd\x01\n" +
 	"\n" +
 	"BlockEvent\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.epp.report.v1.BlockEvent.KindR\x04kind\x12\x14\n" +
@@ -924,13 +921,12 @@ const file_report_proto_rawDesc = "" +
 	"\x06parent\x18\x04 \x01(\x04R\x06parent\x12!\n" +
 	"\fblock_tokens\x18\x05 \x01(\rR\vblockTokens\x12\x12\n" +
 	"\x04tier\x18\x06 \x01(\tR\x04tier\x12\x14\n" +
-	"\x05group\x18\a \x01(\x05R\x05group\"9\n" +
+	"\x05group\x18\a \x01(\x05R\x05group\",\n" +
 	"\x04Kind\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\n" +
 	"\n" +
 	"\x06STORED\x10\x01\x12\v\n" +
-	"\aREMOVED\x10\x02\x12\v\n" +
-	"\aCLEARED\x10\x03\"\xc4\x04\n" +
+	"\aREMOVED\x10\x02\"\xc4\x04\n" +
 	"\aReading\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\rR\x05ageMs\x12\x16\n" +
