@@ -18,7 +18,7 @@ func TestPickers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := New(Options{Pickers: 2}), newEngine(1)
 		a.Incomplete(time.Now(), false)
-		for range 300 {
+		for range 100 {
 			a.Apply(time.Now(), e.step())
 		}
 		one, two := newPicker(1), newPicker(2)
@@ -26,7 +26,7 @@ func TestPickers(t *testing.T) {
 		settle(interval)
 		e.agree(t, one)
 		e.agree(t, two)
-		for range 300 { // deltas
+		for range 100 { // deltas
 			a.Apply(time.Now(), e.step())
 			settle(time.Millisecond)
 		}
@@ -43,8 +43,8 @@ func TestPickers(t *testing.T) {
 		settle(interval)
 		e.agree(t, one)
 		e.agree(t, two)
-		if one.late+two.late != 0 || one.missed+two.missed != 0 {
-			t.Errorf("%d reports came late, %d were missed; want 0", one.late+two.late, one.missed+two.missed)
+		if one.saw().late+two.saw().late != 0 || one.saw().missed+two.saw().missed != 0 {
+			t.Errorf("%d reports came late, %d were missed; want 0", one.saw().late+two.saw().late, one.saw().missed+two.saw().missed)
 		}
 		stopOne()
 		stopTwo()
@@ -79,17 +79,17 @@ func TestReadings(t *testing.T) {
 			sig.Waiting, sig.Running, sig.KVUsage, sig.BlockTokens, time.Since(sig.ReadAt), sig.Health); got != want {
 			t.Errorf("%s; want %s", got, want)
 		}
-		if len(p.gpus) != 1 || p.gpus[0].Temperature != epp.Known(84) || p.gpus[0].Utilization.Known || p.gpus[0].XIDs[0] != 79 {
-			t.Errorf("GPU %+v", p.gpus)
+		if len(p.saw().gpus) != 1 || p.saw().gpus[0].Temperature != epp.Known(84) || p.saw().gpus[0].Utilization.Known || p.saw().gpus[0].XIDs[0] != 79 {
+			t.Errorf("GPU %+v", p.saw().gpus)
 		}
-		if len(p.probes) != 1 || p.probes[0] == nil || p.values["zone"] != "b" {
-			t.Errorf("probes %v, values %v", p.probes, p.values)
+		if len(p.saw().probes) != 1 || p.saw().probes[0] == nil || p.saw().values["zone"] != "b" {
+			t.Errorf("probes %v, values %v", p.saw().probes, p.saw().values)
 		}
 		a.Begin(time.Now())
 		a.Failed(time.Now(), fmt.Errorf("scrape: %w", syscall.ECONNREFUSED))
 		settle(time.Millisecond)
-		if len(p.failures) != 1 || !errors.Is(p.failures[0], syscall.ECONNREFUSED) {
-			t.Errorf("failures %v; want one, refused", p.failures)
+		if len(p.saw().failures) != 1 || !errors.Is(p.saw().failures[0], syscall.ECONNREFUSED) {
+			t.Errorf("failures %v; want one, refused", p.saw().failures)
 		}
 	})
 }
@@ -170,12 +170,12 @@ func TestOrphans(t *testing.T) {
 
 // The mirror keeps its bound, and says that it does not know all.
 func TestBound(t *testing.T) {
-	const most = 100 << 10
+	const most = 40 << 10
 	a, e := New(Options{MaxBytes: most}), newEngine(1)
 	a.Incomplete(time.Time{}, false)
 	teller := a.Teller(0)
 	teller.Open(1)
-	for range 3000 {
+	for range 400 {
 		a.Apply(time.Time{}, e.step())
 		if a.mirror.bytes > most+1024 {
 			t.Fatalf("the mirror has %d bytes; the bound is %d", a.mirror.bytes, most)

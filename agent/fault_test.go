@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,11 +24,23 @@ type faults struct {
 	lose, repeat, swap, delay, cut int // of a report
 	loseOrder                      int // of an order, but for the first
 
+	mu   sync.Mutex // guards the following fields
 	rng  *rand.Rand
 	over bool // none happens any more
 }
 
-func (f *faults) happens(chance int) bool { return !f.over && f.rng.IntN(100) < chance }
+func (f *faults) happens(chance int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.over && f.rng.IntN(100) < chance
+}
+
+// pass lets faults happen, or not.
+func (f *faults) pass(over bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = over
+}
 
 // stream lets its faults happen to one stream.
 type stream struct {
@@ -56,7 +69,7 @@ func (s *stream) SendMsg(m any) error {
 		return s.ClientStream.SendMsg(m)
 	}
 	if f.happens(f.delay) {
-		time.Sleep(time.Duration(f.rng.IntN(500)) * time.Millisecond)
+		time.Sleep(300 * time.Millisecond)
 	}
 	switch {
 	case f.happens(f.cut):
@@ -99,7 +112,7 @@ func (s *stream) RecvMsg(m any) error {
 // Whatever the way does to the messages, the picker holds what the engine holds
 // two intervals after it does no more.
 func TestFaults(t *testing.T) {
-	for what, f := range map[string]faults{
+	for what, f := range map[string]*faults{
 		"lossy":     {lose: 20},
 		"repeating": {repeat: 30},
 		"reordered": {swap: 30},
@@ -117,7 +130,7 @@ func TestFaults(t *testing.T) {
 				stop := p.follow(a, 0, f.intercept)
 				defer p.close()
 				defer stop()
-				for i := range 400 {
+				for i := range 150 {
 					mark := a.Begin(time.Now())
 					a.Apply(time.Now(), e.step())
 					settle(20 * time.Millisecond)
@@ -125,15 +138,15 @@ func TestFaults(t *testing.T) {
 					settle(time.Millisecond)
 				}
 				synctest.Wait()
-				f.over = true
+				f.pass(true)
 				settle(2 * interval)
 				e.agree(t, p)
 				s := p.table.Snapshot()[0].Signals
 				if s.Incomplete {
 					t.Error("the endpoint still counts as incomplete")
 				}
-				if p.open != 1 {
-					t.Errorf("%d feeds are open; want 1", p.open)
+				if p.saw().open != 1 {
+					t.Errorf("%d feeds are open; want 1", p.saw().open)
 				}
 				a.Apply(time.Now(), e.step())
 				settle(time.Millisecond)
@@ -155,17 +168,17 @@ func TestSilent(t *testing.T) {
 		defer p.close()
 		defer stop()
 		settle(time.Second)
-		if p.open != 1 || p.table.Snapshot()[0].Signals.Incomplete {
-			t.Fatalf("%d feeds are open, incomplete; want 1 that is not", p.open)
+		if p.saw().open != 1 || p.table.Snapshot()[0].Signals.Incomplete {
+			t.Fatalf("%d feeds are open, incomplete; want 1 that is not", p.saw().open)
 		}
-		f.over = false
+		f.pass(false)
 		settle(3*interval - 2*time.Second) // the last report was up to 2 s ago
-		if p.open != 1 {
-			t.Errorf("after less than three intervals %d feeds are open; want 1", p.open)
+		if p.saw().open != 1 {
+			t.Errorf("after less than three intervals %d feeds are open; want 1", p.saw().open)
 		}
 		settle(2100 * time.Millisecond)
-		if !p.table.Snapshot()[0].Signals.Incomplete || p.opened < 2 {
-			t.Errorf("after three silent intervals %d streams were opened, incomplete %v; want another, true", p.opened, p.table.Snapshot()[0].Signals.Incomplete)
+		if !p.table.Snapshot()[0].Signals.Incomplete || p.saw().opened < 2 {
+			t.Errorf("after three silent intervals %d streams were opened, incomplete %v; want another, true", p.saw().opened, p.table.Snapshot()[0].Signals.Incomplete)
 		}
 	})
 }
@@ -230,8 +243,8 @@ func TestHostile(t *testing.T) {
 					t.Errorf("%v: %v; want %v", got, err, c.want)
 				}
 				synctest.Wait()
-				if p.open != 0 || p.index.Nodes() != 0 {
-					t.Errorf("%d feeds are open, %d blocks held; want 0", p.open, p.index.Nodes())
+				if p.saw().open != 0 || p.index.Nodes() != 0 {
+					t.Errorf("%d feeds are open, %d blocks held; want 0", p.saw().open, p.index.Nodes())
 				}
 			})
 		})
@@ -256,8 +269,8 @@ func TestGapsForEver(t *testing.T) {
 			}
 		}
 		settle(time.Millisecond)
-		if n := p.index.Nodes(); n != 0 || p.missed != 19_999 {
-			t.Errorf("%d blocks held, %d reports missed; want 0, 19999", n, p.missed)
+		if n := p.index.Nodes(); n != 0 || p.saw().missed != 19_999 {
+			t.Errorf("%d blocks held, %d reports missed; want 0, 19999", n, p.saw().missed)
 		}
 		if !p.table.Snapshot()[0].Signals.Incomplete {
 			t.Error("the endpoint does not count as incomplete")
@@ -286,8 +299,8 @@ func TestReplaced(t *testing.T) {
 		if _, err := one.Recv(); status.Code(err) != codes.Aborted {
 			t.Errorf("the first stream: %v; want Aborted", err)
 		}
-		if p.open != 1 {
-			t.Errorf("%d feeds are open; want 1", p.open)
+		if p.saw().open != 1 {
+			t.Errorf("%d feeds are open; want 1", p.saw().open)
 		}
 	})
 }

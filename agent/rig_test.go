@@ -41,9 +41,14 @@ type picker struct {
 	server *report.Server
 	listen *bufconn.Listener
 
-	mu       sync.Mutex // guards the following fields
-	open     int        // feeds that are open
-	opened   int        // that ever were
+	mu  sync.Mutex // guards the following field
+	was seen
+}
+
+// seen is what a picker saw.
+type seen struct {
+	open     int // feeds that are open
+	opened   int // that ever were
 	late     int
 	missed   uint64
 	refused  int
@@ -53,6 +58,13 @@ type picker struct {
 	failures []error
 }
 
+// saw returns what the picker saw until now.
+func (p *picker) saw() seen {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.was
+}
+
 func newPicker(key block.Key) *picker {
 	p := &picker{key: key, index: kvindex.New(kvindex.Options{Key: key}), listen: bufconn.Listen(64 << 10)}
 	p.table = fleet.New(fleet.Options{Index: p.index})
@@ -60,9 +72,9 @@ func newPicker(key block.Key) *picker {
 	p.server = report.NewServer(report.Options{
 		Key: key, Interval: interval, Token: token, AnyHost: true, Open: p.feed,
 		Hooks: report.Hooks{
-			Report:  func(late bool) { p.count(func() { p.late += map[bool]int{true: 1}[late] }) },
-			Missed:  func(n uint64) { p.count(func() { p.missed += n }) },
-			Refused: func() { p.count(func() { p.refused++ }) },
+			Report:  func(late bool) { p.count(func() { p.was.late += map[bool]int{true: 1}[late] }) },
+			Missed:  func(n uint64) { p.count(func() { p.was.missed += n }) },
+			Refused: func() { p.count(func() { p.was.refused++ }) },
 		},
 	})
 	go p.server.Serve(p.listen)
@@ -79,22 +91,22 @@ func (p *picker) feed(o report.Opening) (report.Feed, error) {
 	if o.Endpoint != endpoint {
 		return report.Feed{}, errors.New("endpoint: not one of the pool's")
 	}
-	p.count(func() { p.open++; p.opened++ })
+	p.count(func() { p.was.open++; p.was.opened++ })
 	return report.Feed{
 		Readings: p, Models: p.member.Models, Blocks: p.member, Health: p,
-		Values: func(v map[string]string) { p.count(func() { p.values = v }) },
-		Close:  func(time.Time) { p.count(func() { p.open-- }) },
+		Values: func(v map[string]string) { p.count(func() { p.was.values = v }) },
+		Close:  func(time.Time) { p.count(func() { p.was.open-- }) },
 	}, nil
 }
 
 func (p *picker) Begin(now time.Time) int                    { return p.member.Begin(now) }
 func (p *picker) Load(mark int, began time.Time, l epp.Load) { p.member.Load(mark, began, l) }
-func (p *picker) GPU(_ time.Time, g epp.GPU)                 { p.count(func() { p.gpus = append(p.gpus, g) }) }
+func (p *picker) GPU(_ time.Time, g epp.GPU)                 { p.count(func() { p.was.gpus = append(p.was.gpus, g) }) }
 func (p *picker) Probed(_ time.Time, err error, _ bool) {
-	p.count(func() { p.probes = append(p.probes, err) })
+	p.count(func() { p.was.probes = append(p.was.probes, err) })
 }
 func (p *picker) Failed(_ time.Time, err error) {
-	p.count(func() { p.failures = append(p.failures, err) })
+	p.count(func() { p.was.failures = append(p.was.failures, err) })
 }
 func (p *picker) dial(context.Context, string) (net.Conn, error) { return p.listen.Dial() }
 
