@@ -150,6 +150,9 @@ type Signals struct {
 	// Incomplete is true where blocks may be missing from the index: after a
 	// gap, a drop by our own memory bound, or while nothing was ever heard.
 	Incomplete bool
+	// Agent is true where the endpoint's own agent reports for it, false where it
+	// is read directly.
+	Agent bool
 }
 
 // Delta is how many of our own requests the reading has missed, less those that

@@ -26,6 +26,7 @@ import (
 	"epp.internal/epp/metrics"
 	"epp.internal/epp/picker"
 	"epp.internal/epp/proxy"
+	"epp.internal/epp/report"
 	"epp.internal/epp/route"
 	"epp.internal/epp/scrape"
 )
@@ -42,9 +43,11 @@ type system struct {
 	metrics *metrics.Metrics
 	proxy   *proxy.Proxy
 	extproc *extproc.Server
+	reports *report.Server // nil where none are taken
 	readers *scrape.Group
 	client  *http.Client
 	ring    *decision.Ring
+	sources sync.Map // by address: the *source of each endpoint of the pool
 
 	// untried counts the endpoints whose page was not asked for yet, reached those
 	// that took the question: the picker is ready when all were tried and one was
@@ -115,6 +118,9 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		Client: s.client, Names: scrape.VLLM, Log: log,
 		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
 	}
+	if s.reports, err = s.newReports(key, log); err != nil {
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -167,14 +173,15 @@ func (s *system) snapshot() metrics.Snapshot {
 }
 
 // addresses are where a system listens; an address that it does not is empty.
-type addresses struct{ proxy, metrics, extproc, health string }
+type addresses struct{ proxy, metrics, extproc, health, reports string }
 
 // run serves until ctx ends, then drains. ready is called once all listen.
 func (s *system) run(ctx context.Context, ready func(addresses)) error {
-	var ls [4]listener
+	var ls [5]listener
 	at := s.cfg.Listen
 	for i, a := range [...]struct{ setting, address string }{
 		{"listen.proxy", at.Proxy}, {"listen.metrics", at.Metrics}, {"listen.extProc", at.ExtProc}, {"listen.health", at.Health},
+		{"listen.reports", at.Reports},
 	} {
 		var err error
 		if ls[i], err = listen(a.setting, a.address); err != nil {
@@ -193,16 +200,19 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	wg.Go(func() { s.expire(follow) })
 	pages := s.pages()
 	failed := make(chan error, len(ls))
-	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth} {
+	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth, s.serveReports} {
 		ls[i].serve(&wg, serve, failed)
 	}
-	ready(addresses{ls[0].address(), ls[1].address(), ls[2].address(), ls[3].address()})
+	ready(addresses{ls[0].address(), ls[1].address(), ls[2].address(), ls[3].address(), ls[4].address()})
 	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
 	err = errors.Join(err, s.drain(), pages.Close())
+	if s.reports != nil {
+		s.reports.Close()
+	}
 	stop()
 	wg.Wait()
 	s.client.CloseIdleConnections()
@@ -288,25 +298,14 @@ func (s *system) expire(ctx context.Context) {
 	}
 }
 
-// follow writes what one endpoint says of itself until ctx ends: its page and its
-// events. Then it leaves the fleet.
-func (s *system) follow(ctx context.Context, e config.Endpoint, m *fleet.Member) {
-	defer m.Leave()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { s.hear(ctx, e, m) })
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address}, &sink{Member: m, s: s, log: s.log}) // ends with ctx
-}
-
 // hear subscribes to the endpoint's KV events, where it has some.
-func (s *system) hear(ctx context.Context, e config.Endpoint, m *fleet.Member) {
-	src, ok := s.source(ctx, e)
+func (s *system) hear(ctx context.Context, e config.Endpoint, to *sink) {
+	src, ok := eventSource(ctx, s.client, s.log.With("pod", e.Name), e, s.cfg.KVEvents, s.cfg.DiscoverEvents())
 	if !ok {
 		return
 	}
-	log := s.log.With("pod", e.Name)
 	sub := kvevents.Subscriber{
-		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: &sink{Member: m, s: s, log: log}, Log: log,
+		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: to, Log: to.log,
 		Hooks: kvevents.Hooks{
 			Event:   func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) },
 			Bad:     func(r kvevents.Reason) { s.metrics.KVBad(string(r)) },
@@ -319,26 +318,27 @@ func (s *system) hear(ctx context.Context, e config.Endpoint, m *fleet.Member) {
 	_ = sub.Run(ctx) // ends with ctx
 }
 
-// source says where the endpoint's events come from: as configured, else as the
-// engine itself says when it is asked. It waits for an engine that is not up.
-func (s *system) source(ctx context.Context, e config.Endpoint) (kvevents.Source, bool) {
+// eventSource says where an endpoint's events come from: as configured, else, with
+// discover, as the engine itself says when it is asked. It waits for an engine
+// that is not up.
+func eventSource(ctx context.Context, client *http.Client, log *slog.Logger, e config.Endpoint, kv config.KVEvents, discover bool) (kvevents.Source, bool) {
 	if e.Events != "" {
-		return kvevents.Source{Address: e.Events, Replay: e.Replay, Topic: s.cfg.KVEvents.Topic}, true
+		return kvevents.Source{Address: e.Events, Replay: e.Replay, Topic: kv.Topic}, true
 	}
-	if port := s.cfg.KVEvents.Port; port != 0 {
+	if port := kv.Port; port != 0 {
 		host, _, _ := net.SplitHostPort(e.Address)
-		src := kvevents.Source{Address: net.JoinHostPort(host, strconv.Itoa(port)), Topic: s.cfg.KVEvents.Topic}
-		if r := s.cfg.KVEvents.ReplayPort; r != 0 {
+		src := kvevents.Source{Address: net.JoinHostPort(host, strconv.Itoa(port)), Topic: kv.Topic}
+		if r := kv.ReplayPort; r != 0 {
 			src.Replay = net.JoinHostPort(host, strconv.Itoa(r))
 		}
 		return src, true
 	}
-	if !s.cfg.DiscoverEvents() {
+	if !discover {
 		return kvevents.Source{}, false
 	}
 	told := ""
 	for {
-		sources, err := kvevents.Sources(ctx, s.client, e.Address)
+		sources, err := kvevents.Sources(ctx, client, e.Address)
 		text := "no KV events: the engine names no source, so its cache is unknown"
 		switch {
 		case len(sources) == 1:
@@ -349,7 +349,7 @@ func (s *system) source(ctx context.Context, e config.Endpoint) (kvevents.Source
 			text = "no KV events: " + err.Error()
 		}
 		if text != told && ctx.Err() == nil {
-			s.log.Warn(text, "pod", e.Name, "address", e.Address)
+			log.Warn(text, "address", e.Address)
 			told = text
 		}
 		select {
