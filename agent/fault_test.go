@@ -69,7 +69,7 @@ func (s *stream) SendMsg(m any) error {
 		return s.ClientStream.SendMsg(m)
 	}
 	if f.happens(f.delay) {
-		time.Sleep(300 * time.Millisecond)
+		<-time.After(300 * time.Millisecond)
 	}
 	switch {
 	case f.happens(f.cut):

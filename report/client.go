@@ -24,9 +24,9 @@ const (
 	DefaultInterval = 2 * time.Second
 	// Silent is how many intervals a stream may be silent before it is over.
 	Silent = 3
-	// MinInterval and MaxInterval bound what a picker may ask for.
-	MinInterval = 100 * time.Millisecond
-	MaxInterval = time.Minute
+	// minInterval and maxInterval bound what a picker may ask for.
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Minute
 
 	// openTimeout bounds the way from a connection to its first order.
 	openTimeout = 10 * time.Second
@@ -170,7 +170,7 @@ func (c *Client) tell(ctx context.Context, s clientStream, first *wire.Order) er
 	}()
 	key := block.Key(first.Key)
 	c.Source.Open(key)
-	every := min(max(time.Duration(first.IntervalMs)*time.Millisecond, MinInterval), MaxInterval)
+	every := min(max(time.Duration(first.IntervalMs)*time.Millisecond, minInterval), maxInterval)
 	pulse := time.NewTimer(every)
 	defer pulse.Stop()
 	number := uint64(1)

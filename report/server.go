@@ -259,7 +259,7 @@ func (s *Server) serve(stream serverStream, from netip.Addr, cert *x509.Certific
 	}
 	log := s.opt.Logger.With("endpoint", hello.Endpoint, "from", from.String())
 	log.Info("agent reports", "readings", hello.Readings, "blocks", hello.Blocks)
-	why, last := s.take(stream, &feed, hello, me, reports, broken)
+	last, why := s.take(stream, &feed, hello, me, reports, broken)
 	if feed.Close != nil {
 		feed.Close(last)
 	}
@@ -316,9 +316,9 @@ func receive(stream serverStream) (<-chan *wire.Report, <-chan error) {
 	return reports, broken
 }
 
-// take gives an open stream's reports to its feed until it ends, and returns why
-// and when it last said anything.
-func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *session, reports <-chan *wire.Report, broken <-chan error) (why error, last time.Time) {
+// take gives an open stream's reports to its feed until it ends, and returns when
+// it last said anything and why it ended.
+func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *session, reports <-chan *wire.Report, broken <-chan error) (last time.Time, why error) {
 	t := &intake{feed: *feed, interval: s.opt.Interval}
 	if !hello.Readings {
 		t.feed.Readings, t.feed.Models = nil, nil
@@ -340,20 +340,20 @@ func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *se
 	for {
 		select {
 		case <-stream.Context().Done():
-			return stream.Context().Err(), last
+			return last, stream.Context().Err()
 		case <-feed.Done:
-			return status.Error(codes.NotFound, "the endpoint has left the pool"), last
+			return last, status.Error(codes.NotFound, "the endpoint has left the pool")
 		case <-me.replaced:
-			return status.Error(codes.Aborted, "another stream speaks for the endpoint now"), last
+			return last, status.Error(codes.Aborted, "another stream speaks for the endpoint now")
 		case <-silence.C:
-			return status.Errorf(codes.DeadlineExceeded, "silent for %v", Silent*s.opt.Interval), last
+			return last, status.Errorf(codes.DeadlineExceeded, "silent for %v", Silent*s.opt.Interval)
 		case err := <-broken:
-			return ended(err), last
+			return last, ended(err)
 		case r := <-reports:
 			last = s.opt.Now()
 			silence.Reset(Silent * s.opt.Interval)
 			if err := s.one(t, last, r, orders); err != nil {
-				return err, last
+				return last, err
 			}
 		}
 	}

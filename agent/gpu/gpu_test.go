@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -106,7 +107,7 @@ func TestLibrary(t *testing.T) {
 // than that there is nothing.
 func loads() bool {
 	_, err := openLibrary(nothing)
-	return runtime.GOOS == "linux" && err != errNone
+	return runtime.GOOS == "linux" && !errors.Is(err, errNone)
 }
 
 // Whatever nvidia-smi says, nothing panics, and values are such that a gauge can

@@ -132,7 +132,7 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 		return report.Feed{}, fmt.Errorf("endpoint: %.64q is none of this pool's", o.Endpoint)
 	}
 	src := found.(*source)
-	for _, t := range src.turns(o) {
+	for _, t := range src.parts(o) {
 		t.take()
 	}
 	src.sink.Agent(true)
@@ -143,7 +143,7 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 		},
 		Close: func(last time.Time) {
 			src.sink.Agent(false)
-			for _, t := range src.turns(o) {
+			for _, t := range src.parts(o) {
 				t.give(last.Add(report.Silent * src.interval))
 			}
 			s.watch.changed()
@@ -153,15 +153,15 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 	return feed, nil
 }
 
-// turns are those of what an agent reports.
-func (src *source) turns(o report.Opening) (turns []*part) {
+// parts are those that an agent reports.
+func (src *source) parts(o report.Opening) (parts []*part) {
 	if o.Readings {
-		turns = append(turns, &src.page)
+		parts = append(parts, &src.page)
 	}
 	if o.Blocks {
-		turns = append(turns, &src.events)
+		parts = append(parts, &src.events)
 	}
-	return turns
+	return parts
 }
 
 // newReports returns the server that agents report to, nil where none is wanted.
