@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"strconv"
@@ -45,6 +46,7 @@ type agentFlags struct {
 	ca, cert, key    string
 	gpus             []int
 	noGPU            bool
+	noEvents         bool
 	values           map[string]string
 	cacheBytes       config.Bytes
 }
@@ -74,6 +76,7 @@ func agentCommand() *cobra.Command {
 	fs.StringVar(&f.endpoint, "endpoint", "", "ip:port by which the pickers know the engine (default: the engine's)")
 	fs.StringVar(&f.events, "events", "", "ip:port of the engine's KV events (default: the engine is asked)")
 	fs.StringVar(&f.replay, "replay", "", "ip:port of their replay")
+	fs.BoolVar(&f.noEvents, "no-events", false, "leave the engine's KV events to the pickers")
 	fs.StringVar(&f.tokenFile, "token-file", "", "a file with the secret that the pickers know")
 	fs.StringVar(&f.ca, "ca", "", "a PEM file with the authorities of the pickers' certificates (default: the system's)")
 	fs.StringVar(&f.cert, "cert", "", "a PEM file with our certificate, where the pickers ask for one")
@@ -120,6 +123,9 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 			return nil, fmt.Errorf("--picker: %q is not host:port", p)
 		}
 	}
+	if f.noEvents && f.events != "" {
+		return nil, fmt.Errorf("--no-events: leaves --events %q unused; remove one or the other", f.events)
+	}
 	if f.replay != "" && f.events == "" {
 		return nil, fmt.Errorf("--replay: %q has no events to replay; set --events too", f.replay)
 	}
@@ -138,7 +144,7 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 	for i, p := range f.pickers {
 		b.clients = append(b.clients, &report.Client{
 			Picker: p, Token: token, TLS: side, Source: b.agent.Teller(i), Log: log,
-			Hello: &wire.Hello{Endpoint: at.String(), Readings: true, Blocks: true},
+			Hello: &wire.Hello{Endpoint: at.String(), Readings: true, Blocks: !f.noEvents},
 		})
 	}
 	if !f.noGPU {
@@ -199,16 +205,23 @@ func (b *beside) run(ctx context.Context) error {
 	if b.reader != nil {
 		wg.Go(func() { b.readGPU(ctx) })
 	}
-	wg.Go(func() {
-		e := config.Endpoint{Address: b.address, Events: b.flags.events, Replay: b.flags.replay}
-		if src, ok := eventSource(ctx, client, b.log, e, config.KVEvents{}, true); ok {
-			sub := kvevents.Subscriber{Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: b.agent, Log: b.log}
-			_ = sub.Run(ctx) // ends with ctx
-		}
-	})
+	if !b.flags.noEvents {
+		wg.Go(func() { b.hear(ctx, client) })
+	}
 	_ = readers.Run(ctx, scrape.Target{Address: b.address}, b.agent) // ends with ctx
 	wg.Wait()
 	return nil
+}
+
+// hear follows the engine's KV events until ctx ends.
+func (b *beside) hear(ctx context.Context, client *http.Client) {
+	e := config.Endpoint{Address: b.address, Events: b.flags.events, Replay: b.flags.replay}
+	src, ok := eventSource(ctx, client, b.log, e, config.KVEvents{}, true)
+	if !ok {
+		return
+	}
+	sub := kvevents.Subscriber{Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: b.agent, Log: b.log}
+	_ = sub.Run(ctx) // ends with ctx
 }
 
 // readGPU reads the accelerators now and then. A reading that fails is told of

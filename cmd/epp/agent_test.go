@@ -124,6 +124,7 @@ func TestAgentFlags(t *testing.T) {
 		`--endpoint: "vllm:8000" is not the ip:port by which the pickers know the engine`:                     func(f *agentFlags) { f.engine = "http://vllm:8000" },
 		`--picker: "picker" is not host:port`:                                                                 func(f *agentFlags) { f.pickers = []string{"picker"} },
 		`--picker: 17 pickers; want 1 to 16`:                                                                  func(f *agentFlags) { f.pickers = make([]string, 17) },
+		`--no-events: leaves --events "10.0.0.7:5557" unused; remove one or the other`:                        func(f *agentFlags) { f.noEvents, f.events = true, "10.0.0.7:5557" },
 		`--replay: "10.0.0.7:5558" has no events to replay; set --events too`:                                 func(f *agentFlags) { f.replay = "10.0.0.7:5558" },
 		`--plaintext: leaves --ca, --cert and --key unused; remove one or the other`:                          func(f *agentFlags) { f.ca = "x" },
 		`--token-file: "` + short + `" holds no token; want at least 16 printable characters without a blank`: func(f *agentFlags) { f.tokenFile = short },
@@ -135,7 +136,10 @@ func TestAgentFlags(t *testing.T) {
 			t.Errorf("%v; want %s", err, want)
 		}
 	}
-	if _, err := newBeside(good(), slog.New(slog.DiscardHandler)); err != nil {
-		t.Error(err)
+	f := good()
+	f.noEvents = true
+	b, err := newBeside(f, slog.New(slog.DiscardHandler))
+	if err != nil || b.clients[0].Hello.Blocks || !b.clients[0].Hello.Readings {
+		t.Errorf("%v; want an agent that reports readings, and leaves the events to the pickers", err)
 	}
 }
