@@ -122,6 +122,25 @@ type Model struct {
 	MaxTokens int
 }
 
+// Instant is a moment in nanoseconds since 1970, UTC; zero means never. It is a
+// time.Time without the pointer to a place, so that a table of them is copied and
+// compared fast.
+type Instant int64
+
+// InstantOf returns t as an Instant; the zero time is never.
+func InstantOf(t time.Time) Instant {
+	if t.IsZero() {
+		return 0
+	}
+	if n := t.UnixNano(); n != 0 {
+		return Instant(n)
+	}
+	return 1 // 1970 began, and that is not never
+}
+
+// IsZero reports whether i is never.
+func (i Instant) IsZero() bool { return i == 0 }
+
 // Signals are the raw inputs of a decision for one endpoint at one moment, as
 // fleet keeps them. All that a built-in scorer or filter reads of an endpoint,
 // besides the [Match], is here; a record keeps a copy, so a decision can be
@@ -130,7 +149,7 @@ type Signals struct {
 	// Waiting, Running, KVUsage and GPU are as last reported; see Load.
 	Waiting, Running, KVUsage, GPU Gauge
 	// ReadAt is when the reading they come from began. Zero: never reported.
-	ReadAt time.Time
+	ReadAt Instant
 
 	// InFlight counts our own requests that were sent here and have not been
 	// seen to end; InFlightAtRead is how many of our own the reading counted.
@@ -150,6 +169,13 @@ type Signals struct {
 	// Incomplete is true where blocks may be missing from the index: after a
 	// gap, a drop by our own memory bound, or while nothing was ever heard.
 	Incomplete bool
+	// Heard is true once the endpoint has told of its cache, if only that it is
+	// empty. Before, a match of 0 is no knowledge.
+	Heard bool
+	// Doubt is the part of the endpoint's claims on cached blocks that did not come
+	// true lately, in hundredths, 0–100: its match counts for less by as much. 0 is
+	// trust.
+	Doubt uint8
 	// Agent is true where the endpoint's own agent reports for it, false where it
 	// is read directly.
 	Agent bool
@@ -180,7 +206,8 @@ type Score struct {
 }
 
 // View is the fleet at one moment. Endpoints and Signals have the same length
-// and order. It is valid only inside the call it was passed to.
+// and order. It is valid only inside the call it was passed to, but for the
+// elements of Endpoints: these never change, and a pointer to one may be kept.
 type View struct {
 	Endpoints []Endpoint
 	Signals   []Signals

@@ -38,15 +38,16 @@ type TokenSource uint8
 
 // The sources of a request's tokens.
 const (
-	NoTokens     TokenSource = iota // none: the path has no prompt, or no source knew it
-	LocalTokens                     // our own tokenizer, exact
-	EngineTokens                    // an engine's /tokenize, exact
-	SentTokens                      // the client sent token IDs
+	NoTokens          TokenSource = iota // none: the path has no prompt, or no source knew it
+	LocalTokens                          // our own tokenizer, exact
+	EngineTokens                         // an engine's /tokenize, exact
+	SentTokens                           // the client sent token IDs
+	ApproximateTokens                    // the prompt's bytes stand for tokens, and meet no engine's
 )
 
 // String returns the source's name as records and logs show it.
 func (s TokenSource) String() string {
-	return [...]string{"none", "local", "engine", "client"}[s&3]
+	return [...]string{"none", "local", "engine", "client", "approximate", "source(5)", "source(6)", "source(7)"}[s&7]
 }
 
 // BlockEventKind says what happened to blocks of an engine's KV cache.
@@ -92,6 +93,10 @@ type BlockEvent struct {
 	// Media holds for each of Hashes what else went into the block's identity
 	// (images, audio, embeddings), empty for text; it is nil where all are text.
 	Media []string
+
+	// At is when the engine removed or cleared the blocks, on our clock as nearly as
+	// can be told; zero: not known.
+	At time.Time
 
 	// Tier is where the blocks lie, as the engine names it ("GPU"); Group is the
 	// engine's KV cache group.

@@ -76,7 +76,7 @@ func TestReadings(t *testing.T) {
 		want := "waiting={3 true} running={0 true} kv={0 false} block=32 age=31ms health=0"
 		sig := p.table.Snapshot()[0].Signals
 		if got := fmt.Sprintf("waiting=%v running=%v kv=%v block=%d age=%v health=%v",
-			sig.Waiting, sig.Running, sig.KVUsage, sig.BlockTokens, time.Since(sig.ReadAt), sig.Health); got != want {
+			sig.Waiting, sig.Running, sig.KVUsage, sig.BlockTokens, time.Since(time.Unix(0, int64(sig.ReadAt))), sig.Health); got != want {
 			t.Errorf("%s; want %s", got, want)
 		}
 		if len(p.saw().gpus) != 1 || p.saw().gpus[0].Temperature != epp.Known(84) || p.saw().gpus[0].Utilization.Known || p.saw().gpus[0].XIDs[0] != 79 {

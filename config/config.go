@@ -64,8 +64,15 @@ type Config struct {
 	Fallbacks int `json:"fallbacks"`
 
 	// Models are names that clients use for other names, and names that are
-	// adapters. A model that is not here keeps its name.
+	// adapters. A model that is not here keeps its name. The name "*" stands for
+	// every name that neither this list nor an endpoint knows.
 	Models []Model `json:"models"`
+	// DefaultModel is the name that a request means which names none. Default "":
+	// such a request is refused, unless there is a model "*" with a target.
+	DefaultModel string `json:"defaultModel"`
+	// ForwardEncoded sends a compressed body on as it came, for engines that
+	// decode bodies; vLLM and SGLang don't. Default false: it is sent decoded.
+	ForwardEncoded bool `json:"forwardEncoded"`
 
 	Listen    Listen    `json:"listen"`
 	TLS       TLS       `json:"tls"`
@@ -119,9 +126,14 @@ type Load struct {
 
 // Cache says where the knowledge of cached blocks comes from.
 type Cache struct {
-	// Source is "auto" (default: the engine's events where they come) or
-	// "events", which needs a source of events in kvEvents or in each endpoint.
+	// Source is "auto" (default: the engine's events where they come, and for the
+	// other endpoints what our own picks have taught), "events", which needs a
+	// source of events in kvEvents or in each endpoint, or "own": what our own
+	// picks have taught alone, and no engine is asked for events.
 	Source string `json:"source"`
+	// OwnTTL is how long a prompt that our own pick sent to an endpoint counts as
+	// cached there, where the endpoint does not tell. Default 5m, range 1s–24h.
+	OwnTTL Duration `json:"ownTTL"`
 }
 
 // Model is one name that clients may ask for.
@@ -174,9 +186,17 @@ type TLS struct {
 // Tokenizer says where a prompt's exact tokens come from.
 type Tokenizer struct {
 	// Path is a folder that holds the model's tokenizer.json and
-	// tokenizer_config.json. Default "": none; prompts then match no cached block,
-	// unless clients send token IDs.
+	// tokenizer_config.json. Default "": none; then engines are asked.
 	Path string `json:"path"`
+	// Mode is the engine's --tokenizer-mode where that is not "auto": "mistral" or
+	// "cohere". Default "".
+	Mode string `json:"mode"`
+	// AskEngines has an engine make the tokens (POST /tokenize, or /render) that
+	// the model's files cannot. Default true.
+	AskEngines bool `json:"askEngines"`
+	// AskBudget is how long a request waits for such tokens before it is routed
+	// without. Default 20ms, range 1ms–10s.
+	AskBudget Duration `json:"askBudget"`
 }
 
 // KVEvents says where the engines publish the blocks they store and remove.
@@ -219,6 +239,9 @@ type Limits struct {
 	HeaderBytes Bytes `json:"headerBytes"`
 	// IndexBytes is the most the index of cached blocks may take. Default 1GiB, range 1MiB–1TiB.
 	IndexBytes Bytes `json:"indexBytes"`
+	// OwnBlocks is the most blocks that are remembered of our own picks, about 100
+	// bytes each. Default 1048576, range 1024–67108864.
+	OwnBlocks int `json:"ownBlocks"`
 	// RingBytes is the most the ring of past decisions may take. Default 32MiB, range 64KiB–16GiB.
 	RingBytes Bytes `json:"ringBytes"`
 }
@@ -233,7 +256,11 @@ type Log struct {
 const (
 	CacheAuto   = "auto"
 	CacheEvents = "events"
+	CacheOwn    = "own"
 )
+
+// CatchAll is the name, in models, of every name that is not known otherwise.
+const CatchAll = "*"
 
 // Default returns a configuration with every default and no endpoint.
 func Default() *Config {
@@ -247,7 +274,8 @@ func Default() *Config {
 		MaxQueue:    d.MaxQueue,
 		OnSaturated: d.OnSaturated,
 		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
-		Cache:       Cache{Source: CacheAuto},
+		Cache:       Cache{Source: CacheAuto, OwnTTL: Duration{5 * time.Minute}},
+		Tokenizer:   Tokenizer{AskEngines: true, AskBudget: Duration{20 * time.Millisecond}},
 		Listen:      Listen{Proxy: ":8080", Metrics: ":9090", ExtProc: ":9002", Health: ":9003"},
 		Reports:     Reports{PodReportIntervalMs: 2000},
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
@@ -256,6 +284,7 @@ func Default() *Config {
 			BodiesBytes: 1 << 30,
 			HeaderBytes: 64 << 10,
 			IndexBytes:  1 << 30,
+			OwnBlocks:   1 << 20,
 			RingBytes:   32 << 20,
 		},
 		Log: Log{Level: "info"},
@@ -295,6 +324,8 @@ func (c *Config) ModelNames() []string {
 	for _, m := range c.Models {
 		names = append(names, m.Name, cmp.Or(m.Target, m.Name))
 	}
+	names = append(names, c.DefaultModel)
+	names = slices.DeleteFunc(names, func(name string) bool { return name == CatchAll || name == "" })
 	slices.Sort(names)
 	return slices.Compact(names)
 }

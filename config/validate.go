@@ -28,7 +28,8 @@ var (
 		decision.CacheScorer, decision.LoadScorer, decision.QueueScorer, decision.HealthScorer, decision.AdapterScorer,
 	}
 	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV}
-	cacheSources = []string{CacheAuto, CacheEvents}
+	cacheSources = []string{CacheAuto, CacheEvents, CacheOwn}
+	modes        = []string{"", "mistral", "cohere"}
 	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
 	logLevels    = []string{"error", "warn", "info", "debug", "trace"}
 )
@@ -40,10 +41,14 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.pool(c)
 	v.weights(c.Weights, append(slices.Clone(builtinScorers), custom...))
 	v.models(c.Models)
+	if c.DefaultModel != "" {
+		v.name("defaultModel", c.DefaultModel)
+	}
 
 	oneOf(&v, "onSaturated", c.OnSaturated, onSaturated)
 	oneOf(&v, "load.source", c.Load.Source, loadSources)
 	oneOf(&v, "cache.source", c.Cache.Source, cacheSources)
+	oneOf(&v, "tokenizer.mode", c.Tokenizer.Mode, modes)
 	oneOf(&v, "log.level", c.Log.Level, logLevels)
 
 	between(&v, "maxQueue", c.MaxQueue, 1, 100_000)
@@ -54,6 +59,8 @@ func (c *Config) Validate(custom ...string) []Fault {
 	}
 	between(&v, "kvEvents.port", c.KVEvents.Port, 0, math.MaxUint16)
 	between(&v, "kvEvents.replayPort", c.KVEvents.ReplayPort, 0, math.MaxUint16)
+	v.duration("cache.ownTTL", c.Cache.OwnTTL, time.Second, 24*time.Hour)
+	v.duration("tokenizer.askBudget", c.Tokenizer.AskBudget, time.Millisecond, 10*time.Second)
 	v.duration("timeouts.answer", c.Timeouts.Answer, time.Second, 24*time.Hour)
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
@@ -61,6 +68,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.size("limits.bodiesBytes", c.Limits.BodiesBytes, max(1<<20, c.Limits.BodyBytes), 1<<40)
 	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
 	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)
+	between(&v, "limits.ownBlocks", c.Limits.OwnBlocks, 1<<10, 1<<26)
 	v.size("limits.ringBytes", c.Limits.RingBytes, 64<<10, 16<<30)
 
 	v.eventSource(c)
@@ -83,7 +91,7 @@ func oneOf[T ~string](v *validator, path string, value T, valid []T) {
 	}
 	words := make([]string, len(valid))
 	for i, w := range valid {
-		words[i] = string(w)
+		words[i] = cmp.Or(string(w), `""`)
 	}
 	v.fault(path, "%s is unknown; want %s", quote(string(value)), strings.Join(words, ", "))
 }
@@ -273,6 +281,9 @@ func (v *validator) models(models []Model) {
 		} else {
 			names[m.Name] = i
 		}
+		if m.Name == CatchAll && m.Target == "" {
+			v.fault(at+".target", "is empty; \"*\" needs the name that unknown names lead to")
+		}
 		if m.Target != "" {
 			v.name(at+".target", m.Target)
 		}
@@ -284,12 +295,32 @@ func (v *validator) eventSource(c *Config) {
 	if c.KVEvents.ReplayPort != 0 && c.KVEvents.Port == 0 {
 		v.fault("kvEvents.replayPort", "%d has no events to replay; set kvEvents.port too", c.KVEvents.ReplayPort)
 	}
+	if c.Cache.Source == CacheOwn {
+		v.unheard(c)
+	}
 	if c.Cache.Source != CacheEvents || c.KVEvents.Port != 0 || c.KVEvents.Discover {
 		return
 	}
 	for i, e := range c.Pool.Endpoints {
 		if e.Events == "" {
 			v.fault("cache.source", "\"events\" has no source of events for pool.endpoints[%d]; set kvEvents.port, kvEvents.discover: true or the endpoint's events, or use cache.source: auto", i)
+			return
+		}
+	}
+}
+
+// unheard refuses sources of events that cache.source "own" leaves unread.
+func (v *validator) unheard(c *Config) {
+	const text = "is set, but cache.source \"own\" reads no events; remove it, or use cache.source: auto"
+	if c.KVEvents.Port != 0 {
+		v.fault("kvEvents.port", text)
+	}
+	if c.KVEvents.Discover {
+		v.fault("kvEvents.discover", text)
+	}
+	for i, e := range c.Pool.Endpoints {
+		if e.Events != "" {
+			v.fault(fmt.Sprintf("pool.endpoints[%d].events", i), text)
 			return
 		}
 	}

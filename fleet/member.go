@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/health"
 	"epp.internal/epp/kvindex"
 )
@@ -28,6 +29,8 @@ type Member struct {
 	// reported; Signals.Health is what a decision sees of both.
 	outcomes health.State
 	asleep   bool
+	// truth is how the endpoint's claims on its cache compare with its answers.
+	truth audit.State
 	// lost is what Incomplete said.
 	lost bool
 
@@ -116,7 +119,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.learnRate(&l)
 	s := m.signals()
 	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
-	s.ReadAt, s.InFlightAtRead = began, m.counted(mark, &l)
+	s.ReadAt, s.InFlightAtRead = epp.InstantOf(began), m.counted(mark, &l)
 	if l.BlockTokens > 0 {
 		s.BlockTokens = l.BlockTokens
 	}
@@ -316,6 +319,7 @@ func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
 	defer m.t.mu.Unlock()
 	s := m.signals()
 	s.Incomplete = m.lost || incomplete
+	m.hear(s)
 	if size > 0 {
 		s.BlockTokens = size // what is stored is nearer to the truth than what a page says
 	}
@@ -327,7 +331,8 @@ func (m *Member) Reset(now time.Time) {
 	m.blocks.Clear(now)
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
-	m.signals().Incomplete = m.lost
+	m.signals().Incomplete, m.signals().Doubt = m.lost, 0
+	m.truth.Forget()
 	m.forgetAdapters()
 }
 
@@ -337,5 +342,17 @@ func (m *Member) Incomplete(now time.Time, incomplete bool) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	m.lost = incomplete
-	m.signals().Incomplete = m.lost || dropped
+	s := m.signals()
+	s.Incomplete = m.lost || dropped
+	if !incomplete { // all is known, if only that there is nothing
+		m.hear(s)
+	}
+}
+
+// hear notes that the endpoint tells of its cache. t.mu is held.
+func (m *Member) hear(s *epp.Signals) {
+	if !s.Heard && m.pos >= 0 {
+		m.t.silent.Add(-1)
+	}
+	s.Heard = true
 }

@@ -3,9 +3,11 @@ package fleet
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/kvindex"
 )
 
@@ -31,12 +33,13 @@ type Table struct {
 
 	mu sync.Mutex // guards the following fields and those of members
 
-	// The view: one entry each for every member, in the order they joined.
+	// The view: one entry each for every member, in the order they joined. An
+	// element of endpoints never changes: records point to it.
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
-	// ailing are the members against which outcomes are held: their health
-	// changes with time.
+	// ailing are the members against which outcomes or claims are held: their
+	// health and doubt change with time.
 	ailing []*Member
 
 	// holders[slot] is the slot's last member; nil where it is free.
@@ -52,6 +55,9 @@ type Table struct {
 	serves   epp.Slots // scratch: what the view of the running Pick shows
 
 	ledger ledger
+
+	// silent counts the members that have not told of their caches.
+	silent atomic.Int64
 }
 
 // New returns an empty table.
@@ -85,6 +91,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
+	t.silent.Add(1)
 	return m
 }
 
@@ -103,8 +110,11 @@ func (t *Table) freeSlot() epp.Slot {
 // t.mu is held.
 func (t *Table) leave(m *Member) {
 	m.last = t.signals[m.pos]
+	if !m.last.Heard {
+		t.silent.Add(-1)
+	}
 	t.members = slices.Delete(t.members, m.pos, m.pos+1)
-	t.endpoints = slices.Delete(t.endpoints, m.pos, m.pos+1)
+	t.endpoints = slices.Concat(t.endpoints[:m.pos], t.endpoints[m.pos+1:])
 	t.signals = slices.Delete(t.signals, m.pos, m.pos+1)
 	for i := m.pos; i < len(t.members); i++ {
 		t.members[i].pos = i
@@ -164,12 +174,13 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	return t.ledger.add(m, tokens, now), true
 }
 
-// recover brings the health of ailing members up to date. t.mu is held.
+// recover brings the health and the doubt of ailing members up to date. t.mu is held.
 func (t *Table) recover(now time.Time) {
 	for _, m := range t.ailing {
 		m.rateHealth(now)
+		m.signals().Doubt = m.truth.Doubt(now)
 	}
-	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) })
+	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) && m.signals().Doubt == 0 })
 }
 
 // view shows the table to choose. t.mu is held.
@@ -243,6 +254,10 @@ func (t *Table) BlockSizes(dst []int) []int {
 	return dst
 }
 
+// Silent is how many endpoints have not told of their caches yet; it waits for
+// nothing.
+func (t *Table) Silent() int { return int(t.silent.Load()) }
+
 // Slots is one more than the highest slot in use: the length of a match slice.
 func (t *Table) Slots() int {
 	t.mu.Lock()
@@ -257,6 +272,7 @@ type State struct {
 	Blocks   int
 	Adapters []string
 	Listed   bool // its list of models is known
+	Truth    audit.State
 }
 
 // Snapshot returns the state of every endpoint, in the order they joined.
@@ -270,6 +286,7 @@ func (t *Table) Snapshot() []State {
 			Signals:  t.signals[i],
 			Adapters: slices.Clone(m.adapters),
 			Listed:   !t.unlisted.Has(m.endpoint.Slot),
+			Truth:    m.truth,
 		}
 	}
 	t.mu.Unlock()

@@ -88,6 +88,7 @@ type Subscriber struct {
 
 	seq   sequencer
 	batch Batch
+	clock clock
 	// stop ends the replay that runs; nil where none does. replay is its number:
 	// what comes of another is too late.
 	stop   context.CancelFunc
@@ -455,6 +456,13 @@ func (s *Subscriber) apply(now time.Time, payload []byte) verdict {
 	}
 	if len(s.batch.Events) == 0 {
 		return wasFine
+	}
+	if at := s.clock.at(now, s.batch.Time); !at.IsZero() {
+		for i := range s.batch.Events {
+			if s.batch.Events[i].Kind != epp.BlockStored {
+				s.batch.Events[i].At = at
+			}
+		}
 	}
 	s.Sink.Apply(now, s.batch.Events)
 	return s.countEvents()

@@ -14,6 +14,9 @@ type lane struct {
 	// Linear probing; a removal moves the copies behind it up.
 	copies []laneCopy
 	live   int
+	// again is, by engine hash, how many more times a copy is there than once: at
+	// most maxCopies-1 of each. Nil where none is.
+	again map[uint64]uint32
 }
 
 // laneCopy is a copy of a block, or a free slot if place is 0. The engine's hash

@@ -50,9 +50,10 @@ type Metrics struct {
 	candidates                                   prometheus.Gauge
 	kvGaps, kvRestarts                           prometheus.Counter
 	adapterLoads, decisions, unknown, prompts    *prometheus.CounterVec
+	asked                                        *prometheus.CounterVec
 	requests, ended, retries, retriesDenied, cut *prometheus.CounterVec
 	scrapes, badValues, streams                  *prometheus.CounterVec
-	elsewhere                                    prometheus.Counter
+	elsewhere, stale                             prometheus.Counter
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
 	reports                                      *prometheus.CounterVec
 	reportsMissed                                prometheus.Counter
@@ -67,7 +68,7 @@ func New(opt Options) *Metrics {
 	r := prometheus.NewRegistry()
 	m := &Metrics{
 		registry: r,
-		state:    &state{read: opt.Snapshot, cached: map[endpointKey]cachedTokens{}},
+		state:    &state{read: opt.Snapshot},
 		models:   newBounded(maxModels, opt.Models),
 		adapters: newBounded(maxAdapters, opt.Adapters),
 		names:    newBounded(maxNames, nil),
@@ -101,8 +102,12 @@ func (m *Metrics) registerDecisions(r prometheus.Registerer) {
 		"Decisions by model and outcome: picked, degraded, or why the request was refused.", "model", "outcome")
 	m.unknown = counters(r, nameUnknownFactors,
 		"Picks in which a factor stood in for a signal that was never reported.", "factor")
+	m.stale = counter(r, nameStaleRouting,
+		"Decisions that counted on cached blocks which had been removed before, as was learnt later.")
 	m.prompts = counters(r, namePrompts,
 		"Decisions by where the prompt's tokens came from.", "source")
+	m.asked = counters(r, nameAsked,
+		"Prompts whose tokens an engine was to make, by how that ended; late, busy and paused are routed without.", "result")
 	m.tokenizeSeconds = histogram(r, nameTokenizeSeconds, shortSeconds,
 		"Seconds from the parsed request to its tokens.")
 }
@@ -196,10 +201,14 @@ func (m *Metrics) Ended(e *picker.Ending) {
 	if e.TTFT > 0 {
 		m.ttft.Observe(e.TTFT.Seconds())
 	}
-	if e.CachedTokens >= 0 && e.OurTokens > 0 {
-		m.state.addCached(endpointKey{e.Endpoint.Name, e.Endpoint.Address}, e.PredictedTokens, e.CachedTokens)
-	}
 }
+
+// Stale counts n decisions that turned out to have been made on blocks that were
+// gone.
+func (m *Metrics) Stale(n int) { m.stale.Add(float64(n)) }
+
+// Asked counts a question to an engine for a prompt's tokens.
+func (m *Metrics) Asked(result picker.AskResult) { m.asked.WithLabelValues(string(result)).Inc() }
 
 // Answered counts a request's answer: the path as the API lists it, the status
 // that the client got, and how long it took in all.

@@ -19,13 +19,9 @@ func (p *Picker) logSources() {
 		if w.Name != decision.CacheScorer || w.Value == 0 {
 			continue
 		}
-		switch {
-		case p.opt.Tokenizer == nil && p.opt.AskEngine == nil && !p.opt.Learn:
+		if p.opt.Tokenizer == nil && p.opt.AskEngine == nil && !p.opt.Learn {
 			p.opt.Log.Warn("no data for a scorer", "scorer", w.Name, "weight", w.Value,
 				"detail", "no tokenizer, no engine to ask and no learning: only prompts sent as token IDs can match")
-		case p.opt.Learn:
-			p.opt.Log.Warn("approximate mode", "scorer", w.Name,
-				"detail", "what endpoints have cached is guessed from our own picks", "ttl", p.opt.LearnTTL)
 		}
 	}
 }

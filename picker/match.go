@@ -1,6 +1,8 @@
 package picker
 
 import (
+	"slices"
+
 	"epp.internal/epp"
 	"epp.internal/epp/block"
 	"epp.internal/epp/decision"
@@ -66,7 +68,7 @@ func (pk *Pick) matchAll() {
 			pk.matchSize(i, size, func(chain []uint64, out []uint32) { p.opt.Index.Match(chain, out) })
 		}
 	}
-	if p.learned == nil {
+	if pk.guessed = p.learned != nil && (pk.ownAlone() || p.opt.Fleet.Silent() > 0); !pk.guessed {
 		return
 	}
 	s.heard = append(s.heard[:0], s.match...)
@@ -116,6 +118,27 @@ func (pk *Pick) matchSize(i, size int, look func(chain []uint64, out []uint32)) 
 	}
 }
 
+// ownAlone reports whether no engine's events can tell all of the prompt's blocks:
+// then our own picks are what is known, of every endpoint.
+func (pk *Pick) ownAlone() bool {
+	return pk.byBytes || slices.ContainsFunc(pk.s.prompts, func(p prompt) bool { return p.media != "" })
+}
+
+// trust leaves what was learned from our own picks out of the match of endpoints
+// that tell of their caches themselves.
+func (pk *Pick) trust(v epp.View) {
+	s := pk.s
+	pk.owner.learned.former(v, s.heard, s.match) // here a slot has one owner
+	if pk.ownAlone() {
+		return
+	}
+	for i := range v.Endpoints {
+		if slot := int(v.Endpoints[i].Slot); v.Signals[i].Heard && slot < len(s.match) {
+			s.match[slot] = s.heard[slot]
+		}
+	}
+}
+
 // cachedAt is how many of the prompts' tokens a candidate is predicted not to
 // compute. Each of several prompts has a last token that is always computed;
 // which prompts matched is not kept, so that counts only where nearly all did.
@@ -139,7 +162,7 @@ func (pk *Pick) cachedAt(c *decision.Candidate) int {
 // learn remembers that an endpoint has computed the prompt.
 func (pk *Pick) learn(at epp.Endpoint) {
 	l := pk.owner.learned
-	if l == nil || pk.learnt || pk.s == nil || pk.status >= 300 {
+	if l == nil || !pk.unheard || pk.learnt || pk.s == nil || pk.status >= 300 {
 		return
 	}
 	pk.learnt = true

@@ -217,7 +217,7 @@ func (p *poller) read(ctx context.Context) {
 	mark := p.sink.Begin(began)
 	buf := buffers.Get().(*bytes.Buffer)
 	defer putBuffer(buf)
-	err := p.get(ctx, "/metrics", MaxPage, buf)
+	err := get(ctx, p.group.Client, p.target.Address, "/metrics", MaxPage, buf)
 	if ctx.Err() != nil {
 		return
 	}
@@ -265,30 +265,38 @@ func (p *poller) parse(page []byte) {
 	}
 }
 
+// Fetch reads the metrics page of the engine at address (host:port) once, for
+// [Parse]; a [Group] does so again and again.
+func Fetch(ctx context.Context, client *http.Client, address string) ([]byte, error) {
+	var buf bytes.Buffer
+	err := get(ctx, client, address, "/metrics", MaxPage, &buf)
+	return buf.Bytes(), err
+}
+
 // get reads one path of the endpoint into buf, at most limit bytes.
-func (p *poller) get(ctx context.Context, path string, limit int64, buf *bytes.Buffer) error {
+func get(ctx context.Context, client *http.Client, address, path string, limit int64, buf *bytes.Buffer) error {
 	buf.Reset()
 	ctx, cancel := context.WithTimeout(ctx, Deadline)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.target.Address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
-		return fmt.Errorf("scrape %s: %w", p.target.Address, err)
+		return fmt.Errorf("scrape %s: %w", address, err)
 	}
-	resp, err := p.group.Client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("scrape %s: %w", p.target.Address, err)
+		return fmt.Errorf("scrape %s: %w", address, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be kept
-		return fmt.Errorf("scrape %s: %s: status %d", p.target.Address, path, resp.StatusCode)
+		return fmt.Errorf("scrape %s: %s: status %d", address, path, resp.StatusCode)
 	}
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case err != nil:
-		return fmt.Errorf("scrape %s: %s: %w", p.target.Address, path, err)
+		return fmt.Errorf("scrape %s: %s: %w", address, path, err)
 	case n > limit:
-		return fmt.Errorf("scrape %s: %s: over %d bytes", p.target.Address, path, limit)
+		return fmt.Errorf("scrape %s: %s: over %d bytes", address, path, limit)
 	}
 	return nil
 }
@@ -297,7 +305,7 @@ func (p *poller) get(ctx context.Context, path string, limit int64, buf *bytes.B
 func (p *poller) followModels(ctx context.Context) {
 	failing := false
 	for {
-		models, err := p.readModels(ctx)
+		models, err := Models(ctx, p.group.Client, p.target.Address)
 		if ctx.Err() != nil {
 			return
 		}
@@ -317,16 +325,17 @@ func (p *poller) followModels(ctx context.Context) {
 	}
 }
 
-// readModels reads /v1/models.
-func (p *poller) readModels(ctx context.Context) ([]epp.Model, error) {
+// Models reads the list of models, /v1/models, of the engine at address
+// (host:port) once.
+func Models(ctx context.Context, client *http.Client, address string) ([]epp.Model, error) {
 	buf := buffers.Get().(*bytes.Buffer)
 	defer putBuffer(buf)
-	if err := p.get(ctx, "/v1/models", maxModelList, buf); err != nil {
+	if err := get(ctx, client, address, "/v1/models", maxModelList, buf); err != nil {
 		return nil, err
 	}
 	models, err := parseModels(buf.Bytes())
 	if err != nil {
-		return nil, fmt.Errorf("scrape %s: /v1/models: %w", p.target.Address, err)
+		return nil, fmt.Errorf("scrape %s: /v1/models: %w", address, err)
 	}
 	return models, nil
 }

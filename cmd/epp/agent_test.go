@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"epp.internal/epp"
 	"epp.internal/epp/config"
 	"epp.internal/epp/epptest"
 )
@@ -108,7 +109,7 @@ func TestAgent(t *testing.T) {
 	r.until("the agent has gone", func() bool { return !r.state("A").Signals.Agent })
 	left := time.Now()
 	r.must(append(said, message{"assistant", answer.text()}, user("and?")), 4)
-	r.until("the picker reads for itself", func() bool { return r.state("A").Signals.ReadAt.After(left) && r.sys.settled() })
+	r.until("the picker reads for itself", func() bool { return r.state("A").Signals.ReadAt > epp.InstantOf(left) && r.sys.settled() })
 	r.caughtUp()
 	r.atRest()
 }

@@ -5,11 +5,13 @@
 //	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
 //	epp agent                   beside an engine: tells pickers what it holds
 //	epp envoy-config            an Envoy configuration for the pool
+//	epp probe ADDRESS           what of an engine is understood, and what is not
 //	epp version
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -32,7 +34,11 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "epp:", err)
-		os.Exit(1)
+		code := 1
+		if e := (*exitError)(nil); errors.As(err, &e) {
+			code = e.code
+		}
+		os.Exit(code)
 	}
 }
 
@@ -44,7 +50,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), versionCommand())
 	return cmd
 }
 

@@ -79,9 +79,15 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	s.index = kvindex.New(kvindex.Options{Key: key, MaxBytes: int(cfg.Limits.IndexBytes)})
 	s.fleet = fleet.New(fleet.Options{Index: s.index, MaxRunning: cfg.Load.MaxRunning})
 	s.metrics = metrics.New(metrics.Options{Version: version, Models: cfg.ModelNames(), Snapshot: s.snapshot})
+	ask := s.askEngine
+	if !cfg.Tokenizer.AskEngines {
+		ask = nil
+	}
 	s.picker = picker.New(picker.Options{
-		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, Models: rules(cfg), Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
-		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes),
+		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
+		Learn: cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
+		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
+		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes), ForwardEncoded: cfg.ForwardEncoded,
 		Hooks: picker.Hooks{
 			Decided: func(rec *decision.Record) {
 				s.metrics.Decision(rec)
@@ -92,6 +98,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 				s.metrics.Ended(e)
 				w.changed()
 			},
+			Asked: s.metrics.Asked,
 		},
 	})
 	s.proxy = proxy.New(proxy.Options{
@@ -114,6 +121,9 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 			s.metrics.Stream(e.Outcome, e.RequestMode, e.ResponseMode, e.Elsewhere)
 		}},
 	})
+	if cfg.Cache.Source == config.CacheOwn {
+		log.Warn("approximate mode: what endpoints have cached is guessed from our own picks", "setting", "cache.source", "ttl", cfg.Cache.OwnTTL.Duration)
+	}
 	s.readers = &scrape.Group{
 		Client: s.client, Names: scrape.VLLM, Log: log,
 		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
@@ -143,7 +153,7 @@ func rules(cfg *config.Config) map[string]picker.ModelRule {
 func (s *system) models() []epp.Model {
 	list := s.fleet.Models()
 	for _, r := range s.cfg.Models {
-		if _, taken, _ := s.fleet.Model(r.Name); taken {
+		if _, taken, _ := s.fleet.Model(r.Name); taken || r.Name == config.CatchAll {
 			continue
 		}
 		if m, found, _ := s.fleet.Model(cmp.Or(r.Target, r.Name)); found {
@@ -154,19 +164,35 @@ func (s *system) models() []epp.Model {
 	return list
 }
 
+// askEngine has the healthy endpoint with the least of our requests tokenize a
+// prompt.
+func (s *system) askEngine(ctx context.Context, path string, body []byte) ([]uint32, error) {
+	best := -1
+	states := s.fleet.Snapshot()
+	for i := range states {
+		if sig := &states[i].Signals; sig.Health >= route.HealthCutoff && (best < 0 || sig.InFlight < states[best].Signals.InFlight) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return nil, errors.New("no endpoint is healthy")
+	}
+	return scrape.Tokens(ctx, s.client, states[best].Endpoint.Address, path, body)
+}
+
 // snapshot is what the metrics page shows of the moment.
 func (s *system) snapshot() metrics.Snapshot {
 	now := time.Now()
 	snap := metrics.Snapshot{
 		MaxQueue: s.policy.Settings.MaxQueue, IndexBlocks: s.index.Nodes(), IndexBytes: s.index.Bytes(),
-		RingBytes: s.ring.Bytes(), BookingsBound: s.fleet.Ledger().Bound,
+		OwnBlocks: s.picker.OwnBlocks(), RingBytes: s.ring.Bytes(), BookingsBound: s.fleet.Ledger().Bound,
 	}
 	for _, st := range s.fleet.Snapshot() {
 		queue, health, stale := s.policy.Seen(&st.Signals, now)
 		snap.Endpoints = append(snap.Endpoints, metrics.Endpoint{
 			Name: st.Endpoint.Name, Address: st.Endpoint.Address, Queue: queue, Health: health, Stale: stale,
 			InFlight: st.Signals.InFlight, InFlightTokens: st.Signals.InFlightTokens,
-			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete,
+			Blocks: st.Blocks, Incomplete: st.Signals.Incomplete, Doubt: float64(st.Signals.Doubt) / 100, Truth: st.Truth,
 		})
 	}
 	return snap
@@ -286,6 +312,7 @@ func (s *system) pages() *http.Server {
 func (s *system) expire(ctx context.Context) {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
+	warned := map[string]bool{} // by name
 	for {
 		select {
 		case <-ctx.Done():
@@ -294,8 +321,29 @@ func (s *system) expire(ctx context.Context) {
 			if n := s.fleet.Expire(now); n > 0 {
 				s.log.Error("bookings ended by their bound", "count", n)
 			}
+			s.warnSilent(warned)
 		}
 	}
+}
+
+// warnSilent warns, once each, of endpoints that have not told of their caches for
+// as long as a minute: the cache scorer has no data of them.
+func (s *system) warnSilent(warned map[string]bool) {
+	for _, st := range s.fleet.Snapshot() {
+		if name := st.Endpoint.Name; !st.Signals.Heard && !warned[name] {
+			warned[name] = true
+			s.log.Warn("no data for a scorer", "scorer", decision.CacheScorer, "pod", name, "address", st.Endpoint.Address,
+				"detail", "no KV event has come for a minute; "+s.guess())
+		}
+	}
+}
+
+// guess says what stands in for KV events.
+func (s *system) guess() string {
+	if s.cfg.Cache.Source == config.CacheEvents {
+		return "its cache counts as empty"
+	}
+	return "its cache is guessed from our own picks (approximate mode)"
 }
 
 // hear subscribes to the endpoint's KV events, where it has some.
@@ -339,7 +387,7 @@ func eventSource(ctx context.Context, client *http.Client, log *slog.Logger, e c
 	told := ""
 	for {
 		sources, err := kvevents.Sources(ctx, client, e.Address)
-		text := "no KV events: the engine names no source, so its cache is unknown"
+		text := "no KV events: the engine names no source; its cache is guessed from our own picks"
 		switch {
 		case len(sources) == 1:
 			return sources[0], true
@@ -404,6 +452,7 @@ func (k *sink) Models(models []epp.Model) {
 // Apply passes events on. The log shows their sizes only.
 func (k *sink) Apply(now time.Time, events []epp.BlockEvent) {
 	k.Member.Apply(now, events)
+	k.removed(events)
 	if k.log.Enabled(context.Background(), picker.LevelTrace) {
 		for i := range events {
 			e := &events[i]
@@ -412,6 +461,17 @@ func (k *sink) Apply(now time.Time, events []epp.BlockEvent) {
 		}
 	}
 	k.s.watch.changed()
+}
+
+// removed counts the decisions that were made after blocks had gone and before
+// the news of it came. All events of a batch have one time.
+func (k *sink) removed(events []epp.BlockEvent) {
+	for i := range events {
+		if at := events[i].At; !at.IsZero() {
+			k.s.metrics.Stale(k.s.picker.Removed(k.Endpoint(), at))
+			return
+		}
+	}
 }
 
 // Reset passes a restart on.
