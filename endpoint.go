@@ -214,6 +214,9 @@ type Signals struct {
 	Doubt uint8
 	// HealthReason says why Health is not 1.
 	HealthReason HealthReason
+	// Agent is true where the endpoint's own agent reports for it, false where it
+	// is read directly.
+	Agent bool
 }
 
 // Delta is how many of our own requests the reading has missed, less those that

@@ -82,6 +82,10 @@ type BlockEvent struct {
 	// Tokens are the token IDs of all blocks, BlockTokens for each of Hashes.
 	Tokens      []uint32
 	BlockTokens int
+	// Keys stands in for Tokens, Adapter, Salt and Media where who reports the
+	// event has hashed the blocks itself: package block's hash of each of Hashes,
+	// under the key of the index. It is nil in an engine's own events.
+	Keys []uint64
 
 	// Adapter is the LoRA adapter's served name, empty for the base model. Salt
 	// is the cache_salt, known only where the event holds a prompt's first block.

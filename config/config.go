@@ -77,6 +77,7 @@ type Config struct {
 
 	Listen    Listen    `json:"listen"`
 	TLS       TLS       `json:"tls"`
+	Reports   Reports   `json:"reports"`
 	Tokenizer Tokenizer `json:"tokenizer"`
 	KVEvents  KVEvents  `json:"kvEvents"`
 	Timeouts  Timeouts  `json:"timeouts"`
@@ -204,9 +205,28 @@ type Listen struct {
 	Metrics string `json:"metrics"` // the metrics page; default ":9090"
 	ExtProc string `json:"extProc"` // Envoy's external processing; default ":9002"
 	Health  string `json:"health"`  // gRPC health; default ":9003"
+	// Reports is where agents beside the engines report, ":9004" by custom; it
+	// needs reports.tokenFile or reports.clientCA. Default "".
+	Reports string `json:"reports"`
 }
 
-// TLS is what Envoy meets on listen.extProc.
+// Reports says who may report for an endpoint, and how often.
+type Reports struct {
+	// TokenFile is a file with the secret that agents show. Default "": none.
+	TokenFile string `json:"tokenFile"`
+	// ClientCA is a PEM file with the authorities that sign agents' certificates;
+	// it needs TLS. Default "": none.
+	ClientCA string `json:"clientCA"`
+	// AnyHost lets an agent speak for an endpoint from another host than the
+	// endpoint's, without a certificate for its address. Default false.
+	AnyHost bool `json:"anyHost"`
+	// PodReportIntervalMs is the longest pause between two reports; after three of
+	// them without a word the endpoint is read directly. Default 2000, range
+	// 100–60,000.
+	PodReportIntervalMs int `json:"podReportIntervalMs"`
+}
+
+// TLS is what Envoy meets on listen.extProc, and agents on listen.reports.
 type TLS struct {
 	// Cert and Key are PEM files, read again when they change. Default "": a
 	// certificate of our own making, new at each start.
@@ -320,6 +340,7 @@ func Default() *Config {
 		Tokenizer:   Tokenizer{AskEngines: true, AskBudget: Duration{20 * time.Millisecond}},
 		Probe:       Probe{Timeout: Duration{2 * time.Second}},
 		Listen:      Listen{Proxy: ":8080", Metrics: ":9090", ExtProc: ":9002", Health: ":9003"},
+		Reports:     Reports{PodReportIntervalMs: 2000},
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
 		Limits: Limits{
 			BodyBytes:   16 << 20,
@@ -370,6 +391,11 @@ func (c *Config) ModelNames() []string {
 	names = slices.DeleteFunc(names, func(name string) bool { return name == CatchAll || name == "" })
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// ReportInterval is Reports.PodReportIntervalMs as a duration.
+func (c *Config) ReportInterval() time.Duration {
+	return time.Duration(c.Reports.PodReportIntervalMs) * time.Millisecond
 }
 
 // DiscoverEvents is true where endpoints are asked for their event sockets: when

@@ -89,6 +89,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.gpuSource(c)
 	v.listen(c.Listen)
 	v.tls(c.TLS)
+	v.reports(c)
 	return v.faults
 }
 
@@ -396,6 +397,7 @@ func (v *validator) listen(l Listen) {
 	taken := map[string]string{}
 	for _, a := range []struct{ path, address string }{
 		{"listen.proxy", l.Proxy}, {"listen.metrics", l.Metrics}, {"listen.extProc", l.ExtProc}, {"listen.health", l.Health},
+		{"listen.reports", l.Reports},
 	} {
 		if a.address == "" {
 			continue
@@ -410,6 +412,18 @@ func (v *validator) listen(l Listen) {
 			v.fault(a.path, "%s is taken by %s; want another port", quote(a.address), other)
 		}
 		taken[a.address] = a.path
+	}
+}
+
+// reports checks that agents have to prove that they may report.
+func (v *validator) reports(c *Config) {
+	r := c.Reports
+	between(v, "reports.podReportIntervalMs", r.PodReportIntervalMs, 100, 60_000)
+	if c.Listen.Reports != "" && r.TokenFile == "" && r.ClientCA == "" {
+		v.fault("listen.reports", "%s would take reports from anybody; set reports.tokenFile or reports.clientCA too", quote(c.Listen.Reports))
+	}
+	if r.ClientCA != "" && c.TLS.Insecure {
+		v.fault("reports.clientCA", "%s needs TLS, which tls.insecure turns off; remove one or the other", quote(r.ClientCA))
 	}
 }
 

@@ -119,8 +119,8 @@ type Server struct {
 	extprocv3.UnimplementedExternalProcessorServer
 
 	opts      Options
-	server    *grpc.Server
-	health    *grpc.Server // of ServeHealth
+	server    func() *grpc.Server // made at its first use, since its workers run from then on
+	health    *grpc.Server        // of ServeHealth
 	certs     certificates
 	bodyBytes atomic.Int64
 	draining  atomic.Bool
@@ -139,12 +139,20 @@ func NewServer(o Options) *Server {
 	if !o.Insecure {
 		creds = credentials.NewTLS(s.certs.config())
 	}
-	s.server = grpc.NewServer(
+	s.server = sync.OnceValue(func() *grpc.Server { return s.newGRPC(creds) })
+	s.health = grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout), grpc.WaitForHandlers(true))
+	grpc_health_v1.RegisterHealthServer(s.health, healthService{s: s})
+	return s
+}
+
+// newGRPC returns the server of the streams.
+func (s *Server) newGRPC(creds credentials.TransportCredentials) *grpc.Server {
+	server := grpc.NewServer(
 		grpc.Creds(creds),
 		// Twice the bound, so that a body over it is answered with 413 and not
 		// by gRPC, which would make a 500 of it.
-		grpc.MaxRecvMsgSize(2*o.MaxBodyBytes+messageSlackBytes),
-		grpc.MaxConcurrentStreams(uint32(o.MaxStreams)),
+		grpc.MaxRecvMsgSize(2*s.opts.MaxBodyBytes+messageSlackBytes),
+		grpc.MaxConcurrentStreams(uint32(s.opts.MaxStreams)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingMin, PermitWithoutStream: true}),
 		grpc.ConnectionTimeout(handshakeTimeout),
@@ -152,11 +160,9 @@ func NewServer(o Options) *Server {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.ForceServerCodecV2(newCodec()),
 	)
-	extprocv3.RegisterExternalProcessorServer(s.server, s)
-	grpc_health_v1.RegisterHealthServer(s.server, healthService{s: s})
-	s.health = grpc.NewServer(grpc.ConnectionTimeout(handshakeTimeout), grpc.WaitForHandlers(true))
-	grpc_health_v1.RegisterHealthServer(s.health, healthService{s: s})
-	return s
+	extprocv3.RegisterExternalProcessorServer(server, s)
+	grpc_health_v1.RegisterHealthServer(server, healthService{s: s})
+	return server
 }
 
 func (o *Options) setDefaults() {
@@ -185,11 +191,10 @@ func (s *Server) Serve(l net.Listener) error {
 	if !s.opts.Insecure {
 		if err := s.certs.load(); err != nil {
 			l.Close()
-			s.server.Stop()
 			return err
 		}
 	}
-	return served(s.server.Serve(l))
+	return served(s.server().Serve(l))
 }
 
 // ServeHealth serves the health service alone on l, without TLS, as the probes
@@ -227,7 +232,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopOnce.Do(func() { close(s.stopping) })
 	stopped := make(chan struct{})
 	go func() {
-		s.server.GracefulStop()
+		s.server().GracefulStop()
 		close(stopped)
 	}()
 	var err error
@@ -236,7 +241,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 		s.cut.Store(true)
-		s.server.Stop()
+		s.server().Stop()
 		<-stopped
 	}
 	s.health.Stop()

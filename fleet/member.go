@@ -276,6 +276,13 @@ func (m *Member) forgetAdapters() {
 	m.adapters = nil
 }
 
+// Agent tells whether the endpoint's own agent reports for it from now on.
+func (m *Member) Agent(reports bool) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	m.signals().Agent = reports
+}
+
 // Apply writes KV events of this endpoint's engine into the index.
 func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
 	m.blocks.Apply(now, events)

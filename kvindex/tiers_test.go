@@ -69,7 +69,7 @@ func TestDiscounts(t *testing.T) {
 }
 
 // TestDiscountsAgainstTwin: after any events in any tiers the discount is what a
-// map of (endpoint, block) to tiers says.
+// count by endpoint, block and tier says.
 func TestDiscountsAgainstTwin(t *testing.T) {
 	tiers := []string{"GPU", "CPU", "CPU_PINNED", "DISK", ""}
 	rapid.Check(t, func(t *rapid.T) {
@@ -80,7 +80,7 @@ func TestDiscountsAgainstTwin(t *testing.T) {
 			slot, block int
 			tier        string
 		}
-		twin := map[copyOf]bool{}
+		twin := map[copyOf]int{}
 		all := epp.BlockEvent{Kind: epp.BlockStored, BlockTokens: 1}
 		for i := range blocks {
 			all.Hashes, all.Tokens = append(all.Hashes, uint64(50+i)), append(all.Tokens, uint32(i))
@@ -103,11 +103,11 @@ func TestDiscountsAgainstTwin(t *testing.T) {
 				continue
 			case 1, 2, 3, 4:
 				e.Kind, e.Hashes, e.Tokens, e.BlockTokens = epp.BlockRemoved, all.Hashes[b:b+1], nil, 0
-				delete(twin, copyOf{slot, b, tier})
+				twin[copyOf{slot, b, tier}] = max(0, twin[copyOf{slot, b, tier}]-1)
 			default:
 				e.Hashes, e.Tokens = all.Hashes[:b+1], all.Tokens[:b+1]
 				for i := range b + 1 {
-					twin[copyOf{slot, i, tier}] = true
+					twin[copyOf{slot, i, tier}]++ // removed as often as it was stored
 				}
 			}
 			ws[slot].Apply(now, []epp.BlockEvent{e})
@@ -117,7 +117,7 @@ func TestDiscountsAgainstTwin(t *testing.T) {
 		x.Discounts(chain, matched, got)
 		for slot := range ws {
 			for b := range int(matched[slot]) {
-				has := func(tier string) bool { return twin[copyOf{slot, b, tier}] }
+				has := func(tier string) bool { return twin[copyOf{slot, b, tier}] > 0 }
 				switch {
 				case has("GPU") || has(""):
 				case has("CPU") || has("CPU_PINNED"):

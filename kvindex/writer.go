@@ -177,6 +177,9 @@ func (w *Writer) lane(tier string, group int) *lane {
 // needed to hash it.
 func wellFormed(e *epp.BlockEvent) bool {
 	n := len(e.Hashes)
+	if e.Keys != nil {
+		return n > 0 && len(e.Keys) == n && len(e.Tokens) == 0
+	}
 	return n > 0 && e.BlockTokens > 0 &&
 		len(e.Tokens)%n == 0 && len(e.Tokens)/n == e.BlockTokens &&
 		(e.Media == nil || len(e.Media) == n)
@@ -186,6 +189,10 @@ func wellFormed(e *epp.BlockEvent) bool {
 // up to the first that is known itself: an engine may announce again what it
 // holds, and its name for a block stands for the whole path.
 func (w *Writer) store(l *lane, e *epp.BlockEvent) {
+	if e.Keys != nil {
+		w.storeKeyed(l, e)
+		return
+	}
 	x := w.index
 	var own uint64
 	var place uint32

@@ -55,6 +55,8 @@ type Metrics struct {
 	scrapes, badValues, streams, probes          *prometheus.CounterVec
 	elsewhere, stale                             prometheus.Counter
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
+	reports                                      *prometheus.CounterVec
+	reportsMissed                                prometheus.Counter
 }
 
 // New returns metrics in a registry of their own, with those of the Go runtime
@@ -151,6 +153,10 @@ func (m *Metrics) registerSignals(r prometheus.Registerer) {
 		"KV events applied, by kind.", "kind")
 	m.kvBad = counters(r, nameKVBad,
 		"KV-event messages or events that were refused, by reason.", "reason")
+	m.reports = counters(r, nameReports,
+		"Reports of endpoints' agents by result: taken, late (and so passed over), refused (and its stream ended).", "result")
+	m.reportsMissed = counter(r, nameReportsMissed,
+		"Reports that were missing in an agent's stream.")
 	m.kvGaps = counter(r, nameKVGaps,
 		"Gaps found in the sequence of an endpoint's KV events.")
 	m.kvRestarts = counter(r, nameKVRestarts,
@@ -269,6 +275,12 @@ func (m *Metrics) KVEvents(kind string, n int) {
 
 // KVBad counts a KV-event message or event that was refused.
 func (m *Metrics) KVBad(reason string) { m.kvBad.WithLabelValues(m.names.admit(reason)).Inc() }
+
+// Report counts a report of an agent, by its result.
+func (m *Metrics) Report(result string) { m.reports.WithLabelValues(m.names.admit(result)).Inc() }
+
+// ReportsMissed counts reports that were missing in an agent's stream.
+func (m *Metrics) ReportsMissed(n uint64) { m.reportsMissed.Add(float64(n)) }
 
 // KVGap counts a gap in an endpoint's sequence of KV events.
 func (m *Metrics) KVGap() { m.kvGaps.Inc() }

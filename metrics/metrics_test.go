@@ -131,6 +131,8 @@ func happens(m *Metrics) {
 	m.KVEvents("BlockStored", 16)
 	m.KVBad("sequence_short")
 	m.KVGap()
+	m.Report("taken")
+	m.ReportsMissed(2)
 	m.KVRestart()
 	m.KVReplay("complete")
 	m.Stream("served", "BUFFERED", "NONE", true)

@@ -40,6 +40,9 @@ const (
 	nameKVRestarts = "epp_kv_event_restarts_total"
 	nameKVReplays  = "epp_kv_event_replays_total"
 
+	nameReports       = "epp_agent_reports_total"
+	nameReportsMissed = "epp_agent_reports_missed_total"
+
 	nameBuild = "epp_build_info"
 )
 

@@ -112,7 +112,7 @@ func candidateAttr(rec *decision.Record, i, place int) slog.Attr {
 		slog.Int("place", place), slog.Bool("chosen", i == rec.Chosen), slog.String("address", c.Address),
 		slog.Float64("composite", c.Composite()), slog.String("excluded", c.Excluded.String()),
 		slog.Float64("queueDepth", c.Queue), slog.Float64("loadRatio", c.Load), slog.Int("matchedBlocks", int(c.Match.Blocks)),
-		slog.Int("inFlight", c.Signals.InFlight),
+		slog.Int("inFlight", c.Signals.InFlight), slog.Bool("agent", c.Signals.Agent),
 	}
 	if r := c.Signals.HealthReason.String(); r != "" {
 		attrs = append(attrs, slog.String("healthReason", r))

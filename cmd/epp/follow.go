@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,7 +33,8 @@ type follower struct {
 	s     *system
 	e     config.Endpoint
 	log   *slog.Logger
-	sinks []*sink // by rank
+	sinks []*sink   // by rank
+	from  []*source // of each
 	// lost is told that the engine may have restarted: its sources are asked anew.
 	lost chan struct{}
 }
@@ -53,8 +55,11 @@ func (f *follower) join(ranks int, first *contact) {
 			e.Name += "-rank-" + e.Rank
 			log = f.s.log.With("pod", e.Name)
 		}
-		f.sinks = append(f.sinks, &sink{Member: f.s.fleet.Join(e), s: f.s, log: log, first: first})
+		k := &sink{Member: f.s.fleet.Join(e), s: f.s, log: log, first: first}
+		f.sinks = append(f.sinks, k)
+		f.from = append(f.from, &source{sink: k, left: make(chan struct{}), interval: f.s.cfg.ReportInterval(), ranks: ranks})
 	}
+	f.s.sources.Store(f.e.Address, f.from[0])
 }
 
 // run follows the endpoint until ctx ends. Then it leaves the fleet.
@@ -70,7 +75,7 @@ func (f *follower) run(ctx context.Context) {
 		case <-ctx.Done():
 			hear()
 			read()
-			f.leave(f.sinks)
+			f.leave(f.from)
 			return
 		case sources := <-told:
 			hear()
@@ -78,20 +83,26 @@ func (f *follower) run(ctx context.Context) {
 			case n != len(f.sinks):
 				f.log.Info("data-parallel ranks", "address", f.e.Address, "ranks", n)
 				read()
-				former := f.sinks
-				f.sinks = nil
-				f.join(n, former[0].first)
+				former := f.from
+				f.sinks, f.from = nil, nil
+				f.join(n, former[0].sink.first)
 				f.leave(former)
 				read = f.start(ctx, f.read)
 			case heard: // another source is another cache
-				for _, k := range f.sinks {
-					k.Incomplete(time.Now(), true)
-					k.Reset(time.Now())
+				for _, src := range f.from {
+					if !src.events.isAgents() {
+						src.sink.Incomplete(time.Now(), true)
+					}
 				}
 			}
 			hear, heard = func() {}, len(sources) > 0
 			if heard {
-				hear = f.start(ctx, func(ctx context.Context, rank int) { f.hear(ctx, f.sinks[rank], sources[rank]) })
+				hear = f.start(ctx, func(ctx context.Context, rank int) {
+					f.from[rank].events.run(ctx, func(ctx context.Context) {
+						f.sinks[rank].Reset(time.Now()) // what another source said, or an agent, is not this one's
+						f.hear(ctx, f.sinks[rank], sources[rank])
+					})
+				})
 			}
 		}
 	}
@@ -110,9 +121,12 @@ func (f *follower) start(ctx context.Context, what func(ctx context.Context, ran
 	}
 }
 
-func (f *follower) leave(sinks []*sink) {
-	for _, k := range sinks {
-		k.Leave()
+// leave takes endpoints out of the fleet.
+func (f *follower) leave(from []*source) {
+	for _, src := range from {
+		f.s.sources.CompareAndDelete(f.e.Address, src)
+		close(src.left)
+		src.sink.Leave()
 	}
 }
 
@@ -130,7 +144,9 @@ func (f *follower) read(ctx context.Context, rank int) {
 		wg.Go(func() { _ = s.readers.RunGPU(ctx, t, k) }) // ends with ctx
 	}
 	kind, _ := scrape.EngineNamed(e.Engine)
-	_ = s.readers.Run(ctx, scrape.Target{Address: e.Address, Rank: name, Kind: kind}, k) // ends with ctx
+	f.from[rank].page.run(ctx, func(ctx context.Context) {
+		_ = s.readers.Run(ctx, scrape.Target{Address: e.Address, Rank: name, Kind: kind}, k) // ends with ctx
+	})
 }
 
 // dcgm is the page of the endpoint's DCGM exporter; empty where it has none.
@@ -173,19 +189,23 @@ func (f *follower) restarted() {
 }
 
 // ask tells where the endpoint's events come from, by rank: as configured, else as
-// the engine itself says when it is asked, and asked again after it may have
-// restarted. It waits for an engine that is not up.
+// the engine itself says.
 func (f *follower) ask(ctx context.Context, told chan<- []kvevents.Source) {
-	sources, known := f.configured()
-	if known || !f.s.cfg.DiscoverEvents() {
-		if known {
-			f.tell(ctx, told, sources)
-		}
-		return
+	if sources, known := f.configured(); known {
+		f.tell(ctx, told, sources)
+	} else if f.s.cfg.DiscoverEvents() {
+		askSources(ctx, f.s.client, f.log, f.e.Address, f.lost, func(sources []kvevents.Source) { f.tell(ctx, told, sources) })
 	}
+}
+
+// askSources asks the engine at address where its events come from until ctx ends,
+// and tells of each answer that differs from the one before: again whenever it may
+// have restarted, as lost says. It waits for an engine that is not up.
+func askSources(ctx context.Context, client *http.Client, log *slog.Logger, address string, lost <-chan struct{}, tell func([]kvevents.Source)) {
+	var sources []kvevents.Source
 	said := ""
 	for settled := false; ; {
-		next, err := kvevents.Sources(ctx, f.s.client, f.e.Address)
+		next, err := kvevents.Sources(ctx, client, address)
 		text := ""
 		switch {
 		case err != nil:
@@ -199,14 +219,14 @@ func (f *follower) ask(ctx context.Context, told chan<- []kvevents.Source) {
 		if text != said && ctx.Err() == nil {
 			said = text
 			if text != "" {
-				f.log.Warn(text, "address", f.e.Address)
+				log.Warn(text, "address", address)
 			}
 		}
 		if err == nil {
 			settled = len(next) > 0
 			if !slices.Equal(next, sources) {
 				sources = next
-				f.tell(ctx, told, sources)
+				tell(sources)
 			}
 		}
 		select { // even a restart after a restart is not asked about at once
@@ -218,7 +238,7 @@ func (f *follower) ask(ctx context.Context, told chan<- []kvevents.Source) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-f.lost:
+			case <-lost:
 			}
 		}
 	}

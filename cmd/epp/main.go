@@ -3,6 +3,7 @@
 //
 //	epp demo                    four simulated engines, a proxy, sample conversations
 //	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
+//	epp agent                   beside an engine: tells pickers what it holds
 //	epp envoy-config            an Envoy configuration for the pool
 //	epp probe ADDRESS           what of an engine is understood, and what is not
 //	epp version
@@ -49,7 +50,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), probeCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), versionCommand())
 	return cmd
 }
 

@@ -114,15 +114,15 @@ type fact struct {
 	Without string `json:"without,omitempty"`
 }
 
-// report is all that a probe found.
-type report struct {
+// findings are all that a probe found.
+type findings struct {
 	Address    string `json:"address"`
 	Understood bool   `json:"understood"` // all facts are ok
 	Facts      []fact `json:"facts"`
 }
 
 // notOK counts the facts that are missing or unknown.
-func (r *report) notOK() (n int) {
+func (r *findings) notOK() (n int) {
 	for i := range r.Facts {
 		if r.Facts[i].State != factOK {
 			n++
@@ -131,7 +131,7 @@ func (r *report) notOK() (n int) {
 	return n
 }
 
-func (r *report) write(w io.Writer, asJSON bool) error {
+func (r *findings) write(w io.Writer, asJSON bool) error {
 	if asJSON {
 		out := json.NewEncoder(w)
 		out.SetIndent("", "  ")

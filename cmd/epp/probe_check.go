@@ -42,13 +42,13 @@ type inspection struct {
 	timeout                            time.Duration
 
 	client *http.Client
-	report report
+	report findings
 	base   epp.Model // the model that is asked
 	load   epp.Load  // as the page said before anything was asked
 }
 
 // run asks, and reports every fact in the same order each time.
-func (p *inspection) run(ctx context.Context) *report {
+func (p *inspection) run(ctx context.Context) *findings {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	p.client = scrape.Client(nil)

@@ -158,7 +158,7 @@ func TestProbeJSON(t *testing.T) {
 	}
 	defer e.Close()
 	out, code := runProbe(t, e.Address(), "--json")
-	var r report
+	var r findings
 	if err := json.NewDecoder(strings.NewReader(out)).Decode(&r); err != nil {
 		t.Fatal(err)
 	}

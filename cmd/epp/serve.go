@@ -47,7 +47,7 @@ func serveCommand() *cobra.Command {
 				return err
 			}
 			return s.run(cmd.Context(), func(at addresses) {
-				log.Info("serving", "proxy", at.proxy, "metrics", at.metrics, "extProc", at.extproc, "health", at.health, "endpoints", len(cfg.Pool.Endpoints), "version", version)
+				log.Info("serving", "proxy", at.proxy, "metrics", at.metrics, "extProc", at.extproc, "health", at.health, "reports", at.reports, "endpoints", len(cfg.Pool.Endpoints), "version", version)
 			})
 		},
 	}

@@ -26,6 +26,7 @@ import (
 	"epp.internal/epp/picker"
 	"epp.internal/epp/probe"
 	"epp.internal/epp/proxy"
+	"epp.internal/epp/report"
 	"epp.internal/epp/route"
 	"epp.internal/epp/scrape"
 )
@@ -42,10 +43,12 @@ type system struct {
 	metrics *metrics.Metrics
 	proxy   *proxy.Proxy
 	extproc *extproc.Server
+	reports *report.Server // nil where none are taken
 	readers *scrape.Group
 	probers *probe.Prober // nil: nobody has asked for probes
 	client  *http.Client
 	ring    *decision.Ring
+	sources sync.Map // by address: the *source of each endpoint of the pool
 
 	// untried counts the endpoints whose page was not asked for yet, reached those
 	// that took the question: the picker is ready when all were tried and one was
@@ -99,6 +102,9 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 			Asked: s.metrics.Asked,
 		},
 	})
+	if s.reports, err = s.newReports(key, log); err != nil {
+		return nil, err
+	}
 	s.proxy = proxy.New(proxy.Options{
 		Pick: proxy.By(s.picker), Models: s.models, Logger: log,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), MaxHeaderBytes: int(cfg.Limits.HeaderBytes),
@@ -204,14 +210,15 @@ func (s *system) snapshot() metrics.Snapshot {
 }
 
 // addresses are where a system listens; an address that it does not is empty.
-type addresses struct{ proxy, metrics, extproc, health string }
+type addresses struct{ proxy, metrics, extproc, health, reports string }
 
 // run serves until ctx ends, then drains. ready is called once all listen.
 func (s *system) run(ctx context.Context, ready func(addresses)) error {
-	var ls [4]listener
+	var ls [5]listener
 	at := s.cfg.Listen
 	for i, a := range [...]struct{ setting, address string }{
 		{"listen.proxy", at.Proxy}, {"listen.metrics", at.Metrics}, {"listen.extProc", at.ExtProc}, {"listen.health", at.Health},
+		{"listen.reports", at.Reports},
 	} {
 		var err error
 		if ls[i], err = listen(a.setting, a.address); err != nil {
@@ -231,16 +238,19 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	wg.Go(func() { s.warm(follow) })
 	pages := s.pages()
 	failed := make(chan error, len(ls))
-	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth} {
+	for i, serve := range []func(net.Listener) error{s.proxy.Serve, pages.Serve, s.extproc.Serve, s.extproc.ServeHealth, s.serveReports} {
 		ls[i].serve(&wg, serve, failed)
 	}
-	ready(addresses{ls[0].address(), ls[1].address(), ls[2].address(), ls[3].address()})
+	ready(addresses{ls[0].address(), ls[1].address(), ls[2].address(), ls[3].address(), ls[4].address()})
 	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
 	err = errors.Join(err, s.drain(), pages.Close())
+	if s.reports != nil {
+		s.reports.Close()
+	}
 	stop()
 	wg.Wait()
 	s.client.CloseIdleConnections()
