@@ -16,11 +16,10 @@ func (b blockedTokens) share(m epp.Match, doubt uint8) float64 {
 	if b <= 0 || m.Blocks == 0 {
 		return 0
 	}
-	share := unit(m.Worth() / float64(b))
-	if doubt > 0 {
-		share *= unit(float64(100-int(doubt)) / 100)
+	if m.Discount == 0 && doubt == 0 {
+		return unit(float64(m.Tokens()) / float64(b))
 	}
-	return share
+	return unit(m.Worth()/float64(b)) * unit(float64(100-int(doubt))/100)
 }
 
 // cacheUnknown reports whether a match is 0 because nobody tells.
