@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"epp.internal/epp"
@@ -171,42 +170,4 @@ func (b *baseline) leave(f *flight, v fleet.Verdict) {
 	if h, ok := b.policy.(follower); ok {
 		h.ended(&f.sent)
 	}
-}
-
-// random picks any endpoint.
-type random struct{ rand *rand.Rand }
-
-func (p *random) choose(in *input) int { return p.rand.IntN(len(in.endpoints)) }
-
-// roundRobin picks one after the other.
-type roundRobin struct{ next int }
-
-func (p *roundRobin) choose(in *input) int {
-	i := p.next % len(in.endpoints)
-	p.next = i + 1
-	return i
-}
-
-// leastConn picks the fewest own requests in flight, ties at random.
-type leastConn struct{ rand *rand.Rand }
-
-func (p *leastConn) choose(in *input) int {
-	return fewest(in, p.rand, func(i int) float64 { return float64(in.signals[i].InFlight) })
-}
-
-// fewest returns the endpoint of the least cost, a tie drawn at random: each of k
-// equals replaces the one before with chance 1/k.
-func fewest(in *input, r *rand.Rand, cost func(i int) float64) int {
-	best, least, equals := 0, 0.0, 0
-	for i := range in.endpoints {
-		switch c := cost(i); {
-		case equals == 0 || c < least:
-			best, least, equals = i, c, 1
-		case c == least:
-			if equals++; r.IntN(equals) == 0 {
-				best = i
-			}
-		}
-	}
-	return best
 }

@@ -4,6 +4,7 @@
 //	epp demo                    four simulated engines, a proxy, sample conversations
 //	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
 //	epp envoy-config            an Envoy configuration for the pool
+//	epp sim --trace FILE        the picker on a recorded trace, against simulated engines
 //	epp version
 package main
 
@@ -43,7 +44,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), simCommand(), versionCommand())
 	return cmd
 }
 
