@@ -19,11 +19,12 @@ const (
 	Health             // health below the cutoff: its composite score is 0
 	Queue              // queue at or above maxQueue
 	FarQueue           // the pool is saturated and this queue is longer than the shortest by maxQueue
+	Slow               // its predicted cost is more than the gate above the lowest
 )
 
 // String returns the exclusion's name, empty for a candidate.
 func (e Exclusion) String() string {
-	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "exclusion(7)"}[e&7]
+	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "slow"}[e&7]
 }
 
 // Candidate is one endpoint of the pool as the decision saw it.
@@ -98,6 +99,11 @@ type Record struct {
 	Candidates []Candidate
 	Scores     []epp.Score
 
+	// Predictions has an element for each of Candidates where the settings ask for
+	// predictions, else none; Pace is what they were made of besides.
+	Predictions []Prediction
+	Pace        epp.Pace
+
 	// Chosen is the index of the pick, RunnerUp of the next best; −1 for none.
 	Chosen, RunnerUp int
 	// Admitted counts the candidates that passed every filter, queue cutoff
@@ -167,6 +173,10 @@ func (r *Record) Room(n, k int) {
 	r.Scores = room(r.Scores, n*k)
 }
 
+// RoomPredictions gives the record room for a prediction of each candidate; what
+// was there before may still be there. It follows Room.
+func (r *Record) RoomPredictions() { r.Predictions = room(r.Predictions, len(r.Candidates)) }
+
 func room[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -177,7 +187,7 @@ func room[T any](s []T, n int) []T {
 // Reset empties the record and keeps its memory.
 func (r *Record) Reset() {
 	c, s := r.Candidates[:0], r.Scores[:0]
-	*r = Record{Candidates: c, Scores: s, Chosen: -1, RunnerUp: -1}
+	*r = Record{Candidates: c, Scores: s, Predictions: r.Predictions[:0], Chosen: -1, RunnerUp: -1}
 }
 
 // Clone returns a copy that shares nothing that changes.
@@ -185,5 +195,6 @@ func (r *Record) Clone() *Record {
 	c := *r
 	c.Candidates = append([]Candidate(nil), r.Candidates...)
 	c.Scores = append([]epp.Score(nil), r.Scores...)
+	c.Predictions = append([]Prediction(nil), r.Predictions...)
 	return &c
 }

@@ -172,7 +172,7 @@ func (p *Pick) ResponseBody(chunk []byte) {
 func (p *Pick) sawToken() {
 	if p.firstToken.IsZero() && p.answer.FirstToken() {
 		p.firstToken = p.owner.opt.Now()
-		p.booking.FirstToken()
+		p.booking.FirstToken(p.firstToken)
 		p.learn(p.Endpoint)
 	}
 }
@@ -190,6 +190,9 @@ func (p *Pick) End(o Outcome) {
 	case ClientGone, Undelivered:
 		p.booking.Judge(p.owner.opt.Now(), fleet.Undecided)
 	case Served: // judged by its status
+	}
+	if o == Served && verdict(p.status) == fleet.Good {
+		p.booking.Complete(p.owner.opt.Now())
 	}
 	if p.sight == SeesHeaders && o == Served {
 		p.booking.HandOver(p.owner.opt.Now())

@@ -58,7 +58,7 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 	rec.Room(len(in.View.Endpoints), len(p.scorers))
 	rec.HasSubset, rec.Priority = in.Request.Subset != nil, in.Request.Priority
 	rec.Seed, rec.At, rec.Settings, rec.BlockedTokens = seed, in.Now, p.Settings, in.BlockedTokens
-	rec.Degraded, rec.Refused = false, ""
+	rec.Degraded, rec.Refused, rec.Predictions = false, "", rec.Predictions[:0]
 	p.outside(in, rec)
 	race := race{rec: rec}
 	p.weigh(in, tried, &race)
@@ -72,6 +72,9 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 				race.enter(i, c)
 			}
 		}
+	}
+	if p.Settings.Predicts() {
+		race = p.expect(in, rec, race)
 	}
 	rec.Chosen, rec.RunnerUp = race.first.index-1, race.second.index-1
 	return rec.Chosen, nil
@@ -268,7 +271,11 @@ func (r *race) enter(i int, c *decision.Candidate) {
 	if r.second.c != nil && c.Sum < r.second.c.Sum-2*decision.Grid {
 		return // on a lower step for certain
 	}
-	e := entrant{index: i + 1, c: c, grid: steps(c.Sum)}
+	r.place(entrant{index: i + 1, c: c, grid: steps(c.Sum)})
+}
+
+// place puts e before or behind the best two.
+func (r *race) place(e entrant) {
 	switch {
 	case r.first.c == nil || e.beats(&r.first, r.rec.Seed):
 		r.first, r.second = e, r.first
@@ -323,7 +330,7 @@ func Ranked(rec *decision.Record, n int) []int {
 	var order []entrant
 	for i := range rec.Candidates {
 		if c := &rec.Candidates[i]; i != rec.Chosen && c.Excluded == decision.Admitted {
-			order = append(order, entrant{index: i + 1, c: c, grid: steps(c.Sum)})
+			order = append(order, entrant{index: i + 1, c: c, grid: rank(rec, i)})
 		}
 	}
 	slices.SortFunc(order, func(a, b entrant) int {
@@ -362,6 +369,7 @@ func Replay(p *Policy, rec *decision.Record) *decision.Record {
 		BlockedTokens: rec.BlockedTokens,
 		Now:           rec.At,
 	}
+	in.View.Pace = rec.Pace
 	var tried epp.Slots
 	in.View.Serves = epp.Slots{}
 	if rec.HasSubset {
@@ -371,6 +379,9 @@ func Replay(p *Policy, rec *decision.Record) *decision.Record {
 		c := &rec.Candidates[i]
 		in.View.Endpoints = append(in.View.Endpoints, epp.Endpoint{Name: c.Name, Address: c.Address, Slot: c.Slot})
 		in.View.Signals = append(in.View.Signals, c.Signals)
+		if i < len(rec.Predictions) {
+			in.View.Work = append(in.View.Work, rec.Predictions[i].Work)
+		}
 		for int(c.Slot) >= len(in.Match) {
 			in.Match = append(in.Match, epp.Match{})
 		}

@@ -142,7 +142,7 @@ func (b *baseline) answered(f *flight, status int) {
 		v = fleet.Undecided
 	}
 	f.booking.Judge(b.w.now(), v)
-	f.booking.FirstToken()
+	f.booking.FirstToken(b.w.now())
 	f.ttft = b.w.outcomes[f.number].TTFT
 	if h, ok := b.policy.(follower); ok && status == 200 {
 		h.firstToken(&f.sent)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"slices"
+	"time"
 
 	"epp.internal/epp/decision"
 	"epp.internal/epp/engine"
@@ -45,6 +46,9 @@ func init() {
 	Policies = []Policy{
 		ours("weighted", "the default: the weighted sum of cache, load, queue, health and adapter", func(*decision.Settings) {}),
 		ours("weighted-tokens", "the same with load.source tokens", func(s *decision.Settings) { s.Load.Source = decision.LoadTokens }),
+		ours("gate", "the default behind a latency gate of 300 ms", func(s *decision.Settings) { s.Gate = 300 * time.Millisecond }),
+		ours("gate-1s", "the default behind a latency gate of 1 s", func(s *decision.Settings) { s.Gate = time.Second }),
+		ours("latency", "the lowest predicted time, its own and what it costs others", func(s *decision.Settings) { s.Policy = decision.Latency }),
 		theirs("random", "any endpoint", func(w *world) chooser { return &random{w.rand} }),
 		theirs("round-robin", "one after the other", func(*world) chooser { return &roundRobin{} }),
 		theirs("weighted-round-robin", "one after the other, as often as its hardware is fast", func(w *world) chooser {
