@@ -91,7 +91,7 @@ type generator struct {
 func (g *generator) sessions(w Workload, k *kind) {
 	perSecond := w.Rate / k.turns
 	var at time.Duration
-	for enough := 0; enough < w.Requests; {
+	for n := 0; n < w.Requests; {
 		gap := g.rand.ExpFloat64() / perSecond
 		if g.uneven {
 			gap /= burst(at)
@@ -99,16 +99,13 @@ func (g *generator) sessions(w Workload, k *kind) {
 		at += time.Duration(gap * float64(time.Second))
 		g.number++
 		k.session(g, at)
-		if g.number%64 == 0 || k.turns == 1 {
-			enough = 0
+		if g.number%64 == 0 {
+			n = 0
 			for i := range g.requests {
 				if g.requests[i].At <= at {
-					enough++
+					n++
 				}
 			}
-		}
-		if k.turns == 1 {
-			enough = len(g.requests)
 		}
 	}
 }
