@@ -81,8 +81,15 @@ func (c Config) withDefaults() (Config, error) {
 	if PolicyNamed(c.Policy) == nil {
 		faults = append(faults, fmt.Errorf("policy %q: no such policy: have %s", c.Policy, strings.Join(PolicyNames(), ", ")))
 	}
+	most := c.Endpoints
 	for _, f := range c.Faults {
-		faults = append(faults, f.check(c.Endpoints))
+		if f.Kind == Up {
+			most++
+		}
+	}
+	fault(most <= MaxEndpoints, "faults: %d endpoints with those that are added: want at most %d", most, MaxEndpoints)
+	for _, f := range c.Faults {
+		faults = append(faults, f.check(most))
 	}
 	return c, errors.Join(faults...)
 }

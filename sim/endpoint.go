@@ -99,7 +99,7 @@ func (e *endpoint) take(w *world, f *flight) picker.Outcome {
 		w.fail(f)
 		return picker.Served
 	}
-	if err := e.engine.Add(w.now(), &f.engine); err != nil {
+	if err := e.engine.Add(w.now(), f.engine); err != nil {
 		w.router.answered(f, 400)
 		w.router.end(f, picker.Served)
 		w.fail(f)

@@ -77,6 +77,7 @@ func ParseFault(text string) (Fault, error) {
 	return f, nil
 }
 
+// check returns what is wrong with f in a run that has so many endpoints at most.
 func (f *Fault) check(endpoints int) error {
 	known := false
 	for _, k := range faultKinds {
@@ -87,7 +88,7 @@ func (f *Fault) check(endpoints int) error {
 		return fmt.Errorf("fault %q: no such kind: have %v", f.Kind, faultKinds)
 	case f.At < 0 || f.For < 0:
 		return fmt.Errorf("fault %s: time %v, duration %v: want 0 or more", f.Kind, f.At, f.For)
-	case f.Endpoint < 0 || f.Endpoint >= MaxEndpoints || f.Kind != Up && f.Endpoint >= endpoints+MaxEndpoints:
+	case f.Endpoint < 0 || f.Kind != Up && f.Endpoint >= endpoints:
 		return fmt.Errorf("fault %s: endpoint %d: want 0–%d", f.Kind, f.Endpoint, endpoints-1)
 	case f.Factor < 0 || f.Factor > 1e6:
 		return fmt.Errorf("fault %s: factor %v: want more than 0", f.Kind, f.Factor)

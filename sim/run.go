@@ -48,7 +48,7 @@ type flight struct {
 	number   int
 	req      *trace.Request
 	tokens   []uint32
-	engine   engine.Request
+	engine   *engine.Request
 	at       *endpoint
 	place    int // in at.flights
 	attempts int
@@ -187,8 +187,7 @@ func (w *world) arrive() {
 	tokens = r.AppendPrompt(tokens)
 	tokens = r.Answer.AppendTokens(tokens)
 	f := &flight{number: i, req: r, tokens: tokens[:o.PromptTokens:o.PromptTokens]}
-	f.engine = engine.Request{ID: uint64(i), Tokens: f.tokens, Answer: tokens[o.PromptTokens:], Adapter: r.Adapter}
-	f.engine.Owner = f
+	f.engine = &engine.Request{ID: uint64(i), Tokens: f.tokens, Answer: tokens[o.PromptTokens:], Adapter: r.Adapter, Owner: f}
 	w.open++
 	generation, ok := w.router.pick(f)
 	w.send(f, generation, ok)
@@ -219,12 +218,13 @@ func (w *world) fail(f *flight) {
 // lose breaks f off: it is sent elsewhere where its answer has not begun.
 func (w *world) lose(f *flight, o picker.Outcome) {
 	f.at.drop(f)
+	f.at.engine.Abort(w.now(), f.engine)
 	if f.answered || o == picker.TimedOut {
 		w.router.end(f, o)
 		w.fail(f)
 		return
 	}
-	f.engine = engine.Request{ID: f.engine.ID, Tokens: f.engine.Tokens, Answer: f.engine.Answer, Adapter: f.engine.Adapter, Owner: f}
+	f.engine = &engine.Request{ID: f.engine.ID, Tokens: f.engine.Tokens, Answer: f.engine.Answer, Adapter: f.engine.Adapter, Owner: f}
 	generation, ok := w.router.again(f, o)
 	w.send(f, generation, ok)
 }
