@@ -6,6 +6,8 @@ type Work struct {
 	// Pending is the work of our own prompts there whose first token was not seen,
 	// as [WorkOf] measures it.
 	Pending float64
+	// Prefills is how many these are.
+	Prefills int
 	// Slowness is how many times the pool's time the endpoint takes for the same
 	// work; 0: not known, which counts as 1.
 	Slowness float64

@@ -16,10 +16,11 @@ var assumedPace = epp.Pace{FirstToken: 0.02, PerWork: 1.0 / 10_000, Answer: 4, P
 //
 //	first token = slowness · (FirstToken + PerWork · (pending + own work))
 //	cost        = first token + slowness · (Answer + PerRequest · n)
-//	              + slowness · PerWork · own work · n
+//	              + slowness · PerWork · own work · n'
 //
 // n is the requests that are there. The last term is the others' loss: an engine
-// computes a prompt beside their answers, and each of them waits for it.
+// computes a prompt beside the answers that are under way, and each of them waits
+// for it; the n' are those less our own whose first token was not seen.
 //
 // Source: FRONTIER, "TTFT + own decode + stall caused". Each product is rounded on
 // its own, so that machines with a fused multiply-add give the same bits.
@@ -46,7 +47,7 @@ func (p *Policy) predict(in *Input, rec *decision.Record) (lowest float64) {
 		own := epp.WorkOf(tokens-c.CachedTokens(tokens), tokens)
 		first := pace.FirstToken + float64(pace.PerWork*(at.Work.Pending+own))
 		rest := pace.Answer + float64(pace.PerRequest*n)
-		stall := float64(float64(pace.PerWork*own) * n)
+		stall := float64(float64(pace.PerWork*own) * max(0, n-float64(at.Work.Prefills)))
 		at.FirstToken = float64(slow * first)
 		at.Cost = float64(slow * (first + rest + stall))
 		if c.Excluded == decision.Admitted {

@@ -113,7 +113,8 @@ func (w *window) add(slot int, now time.Duration, prefill float64) {
 //
 // Preble's own cost has also the prefill time of what would be evicted, and after
 // 50·n requests, where the heaviest endpoint has more than 1.5 times the load of
-// the lightest, what would go to the heaviest goes to the lightest for as long.
+// the lightest, what would go to the heaviest goes to the lightest until that is
+// no longer so.
 type preble struct {
 	rand    *rand.Rand
 	guard   bool
@@ -192,9 +193,10 @@ func (p *preble) redirect(in *input, best int) int {
 				low, p.lightest = load, s
 			}
 		}
-		if high <= prebleUneven*low {
-			p.heaviest, p.lightest = 0, 0
-		}
+	}
+	high, low := p.window.slot(p.heaviest, in.now).prefill, p.window.slot(p.lightest, in.now).prefill
+	if high <= prebleUneven*low {
+		p.heaviest, p.lightest = 0, 0
 	}
 	if p.heaviest != p.lightest && int(in.endpoints[best].Slot) == p.heaviest {
 		for i := range in.endpoints {

@@ -115,13 +115,13 @@ func TestCHWBL(t *testing.T) {
 }
 
 func TestSGLang(t *testing.T) {
-	p := newSGLang(0.5, 32, 1.1, false, 1000, 0)
+	p := newSGLang(0.5, 32, 1.1, false, 1000)
 	in := pool(0, 0, 0)
 	want(t, "cold: least loaded, then least sent, then first", []int{p.choose(in), p.choose(in.prompt(9)), p.choose(in.prompt(10))}, []int{0, 1, 2})
 	want(t, "match 8 of 8 units over 0.5", []int{p.choose(in.loads(30, 1, 2).prompt(1, 2, 3, 4, 5, 6, 7, 8))}, []int{0})
 	want(t, "match 4 of 8 units is not over 0.5", []int{p.choose(in.loads(30, 2, 1).prompt(1, 2, 3, 4, 50, 60, 70, 80))}, []int{2})
 	want(t, "33 − 0 > 32 and 33 > 1.1·0", []int{p.choose(in.loads(33, 1, 0).prompt(1, 2, 3, 4, 5, 6, 7, 8))}, []int{2})
-	old := newSGLang(0.3, 64, 1.5, true, 1000, 0)
+	old := newSGLang(0.3, 64, 1.5, true, 1000)
 	old.choose(in.loads(0, 0, 0).prompt(1, 2, 3))
 	want(t, "older releases: the smallest tree", []int{old.choose(in.loads(0, 9, 9).prompt(50, 60))}, []int{1})
 }

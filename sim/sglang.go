@@ -21,8 +21,8 @@ type sglang struct {
 // The releases differ in their defaults. A tree's bound is in nodes or characters
 // there; a node is the tail of a prompt, taken as 128 units of 64 tokens here, and
 // four characters are a token.
-func newSGLang(threshold float64, abs int, rel float64, smallest bool, units int, ttl time.Duration) *sglang {
-	return &sglang{threshold, abs, rel, smallest, seen{unit: 4, most: units, ttl: ttl}, map[int]int{}}
+func newSGLang(threshold float64, abs int, rel float64, smallest bool, units int) *sglang {
+	return &sglang{threshold, abs, rel, smallest, seen{unit: 4, most: units}, map[int]int{}}
 }
 
 func (p *sglang) choose(in *input) int {
