@@ -6,8 +6,6 @@ type Work struct {
 	// Pending is the work of our own prompts there whose first token was not seen,
 	// as [WorkOf] measures it.
 	Pending float64
-	// Prefills is how many these are.
-	Prefills int
 	// Slowness is how many times the pool's time the endpoint takes for the same
 	// work; 0: not known, which counts as 1.
 	Slowness float64
@@ -23,9 +21,11 @@ type Pace struct {
 }
 
 // AttentionShare is how much a token of context adds to the work of a token behind
-// it: 2 · layers · hidden ÷ parameters, which is 3.3e-5 for an 8B model with 32
-// layers of 4,096, and 1.9e-5 for a 70B one with 80 of 8,192.
-const AttentionShare = 3.3e-5
+// it: 2 · layers · hidden ÷ parameters by arithmetic, which is 3.3e-5 for an 8B model
+// with 32 layers of 4,096 and 1.9e-5 for a 70B one with 80 of 8,192, and more where
+// attention is the less efficient: the engine profiles of 8B models have 3.2e-5 to
+// 5.4e-5.
+const AttentionShare = 4e-5
 
 // WorkOf is what a prompt costs of which so many tokens are not cached, in units of
 // one token without context: every one of them is computed, and looks at all

@@ -21,7 +21,6 @@ type entry struct {
 	tokens   int // still held; 0 once released
 	answered bool
 	work     float64 // of the tokens; 0 once released
-	prefills bool    // its tokens are not released
 	// ahead and others are what was there before it: work, and requests.
 	ahead  float64
 	others int
@@ -50,7 +49,7 @@ func (l *ledger) add(m *Member, tokens int, work float64, now time.Time) Booking
 		l.free = e.next
 	}
 	*e = entry{
-		m: m, tokens: max(0, tokens), work: work, prefills: true, ahead: m.work().Pending, others: m.signals().InFlight,
+		m: m, tokens: max(0, tokens), work: work, ahead: m.work().Pending, others: m.signals().InFlight,
 		generation: e.generation + 1, at: now, prev: l.newest,
 	}
 	if l.newest == nil {
@@ -91,9 +90,6 @@ func (e *entry) hold() {
 	s.InFlight++
 	s.InFlightTokens += e.tokens
 	e.m.work().Pending += e.work
-	if e.prefills {
-		e.m.work().Prefills++
-	}
 	if !e.answered {
 		e.m.unanswered++
 	}
@@ -105,9 +101,6 @@ func (e *entry) drop() {
 	s.InFlight--
 	s.InFlightTokens -= e.tokens
 	e.m.settleWork(e.work)
-	if e.prefills {
-		e.m.work().Prefills--
-	}
 	if !e.answered {
 		e.m.unanswered--
 	}
@@ -117,10 +110,7 @@ func (e *entry) drop() {
 func (e *entry) releaseTokens() {
 	e.m.signals().InFlightTokens -= e.tokens
 	e.m.settleWork(e.work)
-	if e.prefills {
-		e.m.work().Prefills--
-	}
-	e.tokens, e.work, e.prefills = 0, 0, false
+	e.tokens, e.work = 0, 0
 }
 
 // ended reports whether the booking has ended. The table's lock is held.

@@ -11,16 +11,20 @@ import (
 // A100 with its default batch. Guesses; a few dozen requests replace them.
 var assumedPace = epp.Pace{FirstToken: 0.02, PerWork: 1.0 / 10_000, Answer: 4, PerRequest: 0.3}
 
+// answerShare is what a second of an answer counts, its own or another's, against
+// one before a first token. At 1 the mean time to the end is shortest, and long
+// prompts wait: docs/policies.md has the figures.
+const answerShare = 0.25
+
 // predict writes what the request is expected to cost at each endpoint, in seconds,
 // and returns the lowest cost of an admitted one.
 //
 //	first token = slowness · (FirstToken + PerWork · (pending + own work))
-//	cost        = first token + slowness · (Answer + PerRequest · n)
-//	              + slowness · PerWork · own work · n'
+//	cost        = first token + answerShare · slowness · (
+//	              Answer + PerRequest · n + PerWork · own work · n)
 //
 // n is the requests that are there. The last term is the others' loss: an engine
-// computes a prompt beside the answers that are under way, and each of them waits
-// for it; the n' are those less our own whose first token was not seen.
+// computes a prompt beside their answers, and each of them waits for it.
 //
 // Source: FRONTIER, "TTFT + own decode + stall caused". Each product is rounded on
 // its own, so that machines with a fused multiply-add give the same bits.
@@ -47,9 +51,9 @@ func (p *Policy) predict(in *Input, rec *decision.Record) (lowest float64) {
 		own := epp.WorkOf(tokens-c.CachedTokens(tokens), tokens)
 		first := pace.FirstToken + float64(pace.PerWork*(at.Work.Pending+own))
 		rest := pace.Answer + float64(pace.PerRequest*n)
-		stall := float64(float64(pace.PerWork*own) * max(0, n-float64(at.Work.Prefills)))
+		stall := float64(float64(pace.PerWork*own) * n)
 		at.FirstToken = float64(slow * first)
-		at.Cost = float64(slow * (first + rest + stall))
+		at.Cost = at.FirstToken + float64(float64(answerShare*slow)*(rest+stall))
 		if c.Excluded == decision.Admitted {
 			lowest = min(lowest, at.Cost)
 		}

@@ -64,7 +64,7 @@ func TestHotEndpointIsLeft(t *testing.T) {
 }
 
 // TestPredictionByHand follows the formula with round numbers. The idle endpoint
-// computes 4,100 tokens: 4,100 + 3.3e-5·4,100²/2 = 4,377.365 units of work.
+// computes 4,100 tokens: 4,100 + 4e-5·4,100²/2 = 4,436.2 units of work.
 func TestPredictionByHand(t *testing.T) {
 	p, in, rec := herd(func(s *decision.Settings) { s.Policy = decision.Latency })
 	in.View.Work[1].Slowness = 2
@@ -73,19 +73,19 @@ func TestPredictionByHand(t *testing.T) {
 	}
 	near := func(got, want float64) bool { return got > want-1e-9 && got < want+1e-9 }
 	idle := rec.Predictions[1]
-	if want := 2 * (0.02 + 0.4377365); !near(idle.FirstToken, want) {
+	if want := 2 * (0.02 + 0.44362); !near(idle.FirstToken, want) {
 		t.Errorf("first token at idle: %v, want %v", idle.FirstToken, want)
 	}
-	if want := 2 * (0.02 + 0.4377365 + 4); !near(idle.Cost, want) {
+	if want := 2 * (0.02 + 0.44362 + 0.25*4); !near(idle.Cost, want) {
 		t.Errorf("cost at idle: %v, want %v", idle.Cost, want)
 	}
 	// Of the 4,100 tokens 4,096 are cached: 4 are left, each with 4,096 before it.
-	own := 4 + 3.3e-5*4*(4096+2)
+	own := 4 + 4e-5*4*(4096+2)
 	hot := rec.Predictions[0]
 	if want := 0.02 + 1e-4*(40000+own); !near(hot.FirstToken, want) {
 		t.Errorf("first token at hot: %v, want %v", hot.FirstToken, want)
 	}
-	if want := 0.02 + 1e-4*(40000+own) + 4 + 0.2*12 + 1e-4*own*12; !near(hot.Cost, want) {
+	if want := 0.02 + 1e-4*(40000+own) + 0.25*(4+0.2*12+1e-4*own*12); !near(hot.Cost, want) {
 		t.Errorf("cost at hot: %v, want %v", hot.Cost, want)
 	}
 }
@@ -118,4 +118,19 @@ func TestReplayPredicts(t *testing.T) {
 			t.Fatalf("picked %d, which is %s", chosen, rec.Candidates[chosen].Excluded)
 		}
 	})
+}
+
+// TestWhySaysWhatTheGateDid: the explanation names who would have won, and by how
+// much slower it is; that of policy latency tells both costs.
+func TestWhySaysWhatTheGateDid(t *testing.T) {
+	p, in, rec := herd(func(s *decision.Settings) { s.Gate = time.Second })
+	_, _ = p.Pick(in, 1, nil, rec)
+	if got, want := rec.Why(), "the only candidate; hot has a higher sum and is left out, 4.16 s slower than the pick"; got != want {
+		t.Errorf("gate: %q, want %q", got, want)
+	}
+	p, in, rec = herd(func(s *decision.Settings) { s.Policy = decision.Latency })
+	_, _ = p.Pick(in, 1, nil, rec)
+	if got, want := rec.Why(), "predicted cost 1.46 s against 5.62 s of hot"; got != want {
+		t.Errorf("latency: %q, want %q", got, want)
+	}
 }
