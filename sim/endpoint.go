@@ -186,15 +186,24 @@ func (e *endpoint) publish(w *world, events []epp.BlockEvent) {
 		e.member.Incomplete(w.now(), true) // the gap is seen with the next batch
 		return
 	}
+	total := 0
+	for i := range events {
+		total += len(events[i].Hashes)
+	}
 	b := &batch{stamp: e.stamp, member: e.member}
+	hashes := make([]uint64, 0, total) // of all events; those of one are one stretch
+	from := 0                          // where the last event's begin
 	for i := range events {
 		ev := events[i]
-		if n := len(b.events); ev.Kind == epp.BlockRemoved && n > 0 && b.events[n-1].Kind == epp.BlockRemoved {
-			b.events[n-1].Hashes = append(b.events[n-1].Hashes, ev.Hashes...)
-			continue
+		n := len(b.events)
+		if merged := ev.Kind == epp.BlockRemoved && n > 0 && b.events[n-1].Kind == epp.BlockRemoved; !merged {
+			from = len(hashes)
+			ev.Tokens = slices.Clone(ev.Tokens)
+			b.events = append(b.events, ev)
+			n++
 		}
-		ev.Hashes, ev.Tokens = slices.Clone(ev.Hashes), slices.Clone(ev.Tokens)
-		b.events = append(b.events, ev)
+		hashes = append(hashes, ev.Hashes...)
+		b.events[n-1].Hashes = hashes[from:len(hashes):len(hashes)]
 	}
 	w.agenda.plan(happening{at: w.at + int64(w.cfg.EventLag), what: delivery, who: e.number, body: b})
 }
