@@ -14,7 +14,7 @@ var assumedPace = epp.Pace{FirstToken: 0.02, PerWork: 1.0 / 10_000, Answer: 4, P
 // answerShare is what a second of an answer counts, its own or another's, against
 // one before a first token. At 1 the mean time to the end is shortest, and long
 // prompts wait: docs/policies.md has the figures.
-const answerShare = 0.25
+const answerShare = 0.125
 
 // predict writes what the request is expected to cost at each endpoint, in seconds,
 // and returns the lowest cost of an admitted one.

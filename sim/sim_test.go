@@ -62,7 +62,7 @@ func TestClosedForm(t *testing.T) {
 
 // TestSameSeedSameBytes runs every policy twice.
 func TestSameSeedSameBytes(t *testing.T) {
-	tr := generated(t, "chat", 300)
+	tr := generated(t, "chat", 150)
 	for _, name := range sim.PolicyNames() {
 		cfg := sim.Config{Trace: tr, Policy: name, Seed: 5, ReportLoss: 0.1, EventLoss: 0.05}
 		a, _ := json.Marshal(run(t, cfg).Requests)
@@ -91,7 +91,7 @@ func TestInvariants(t *testing.T) {
 	}
 	kinds, _ := trace.Kinds()
 	for _, kind := range kinds {
-		tr := generated(t, kind, 400)
+		tr := generated(t, kind, 250)
 		for _, name := range []string{"weighted", "gate", "latency", "sglang", "dynamo"} {
 			for _, f := range [][]sim.Fault{nil, faults} {
 				r := run(t, sim.Config{Trace: tr, Policy: name, Faults: f, Seed: 1})
