@@ -9,9 +9,10 @@ import (
 const (
 	// aibrixImbalance is how far the requests in flight may lie apart.
 	aibrixImbalance = 8
-	// aibrixBlocks is the size of its table, aibrixTTL the age at which it forgets.
-	// A block is 4 tokens in its code and 128 in its manual; 16 here.
-	aibrixBlocks = 200_000
+	// aibrixBlocks is the size of its table in blocks of 16 tokens, aibrixTTL the age
+	// at which it forgets. It has 200,000 blocks, of 4 tokens by its code and of 128
+	// by its manual: the manual's, which remember more, are taken.
+	aibrixBlocks = 200_000 * 128 / blockTokens
 	aibrixTTL    = 20 * time.Minute
 )
 

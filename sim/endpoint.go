@@ -173,6 +173,8 @@ type batch struct {
 	stamp  uint64
 	member *fleet.Member
 	events []epp.BlockEvent
+	hashes []uint64
+	tokens []uint32
 }
 
 // publish sends a step's KV events on their way. It copies them: the engine uses
@@ -186,24 +188,27 @@ func (e *endpoint) publish(w *world, events []epp.BlockEvent) {
 		e.member.Incomplete(w.now(), true) // the gap is seen with the next batch
 		return
 	}
-	total := 0
+	hashes, tokens := 0, 0
 	for i := range events {
-		total += len(events[i].Hashes)
+		hashes += len(events[i].Hashes)
+		tokens += len(events[i].Tokens)
 	}
-	b := &batch{stamp: e.stamp, member: e.member}
-	hashes := make([]uint64, 0, total) // of all events; those of one are one stretch
-	from := 0                          // where the last event's begin
+	b := w.batch(hashes, tokens)
+	b.stamp, b.member = e.stamp, e.member
+	from := 0 // where the last event's hashes begin
 	for i := range events {
 		ev := events[i]
 		n := len(b.events)
 		if merged := ev.Kind == epp.BlockRemoved && n > 0 && b.events[n-1].Kind == epp.BlockRemoved; !merged {
-			from = len(hashes)
-			ev.Tokens = slices.Clone(ev.Tokens)
+			from = len(b.hashes)
+			t := len(b.tokens)
+			b.tokens = append(b.tokens, ev.Tokens...)
+			ev.Tokens = b.tokens[t:]
 			b.events = append(b.events, ev)
 			n++
 		}
-		hashes = append(hashes, ev.Hashes...)
-		b.events[n-1].Hashes = hashes[from:len(hashes):len(hashes)]
+		b.hashes = append(b.hashes, ev.Hashes...)
+		b.events[n-1].Hashes = b.hashes[from:]
 	}
 	w.agenda.plan(happening{at: w.at + int64(w.cfg.EventLag), what: delivery, who: e.number, body: b})
 }
@@ -213,6 +218,20 @@ func (e *endpoint) deliver(w *world, b *batch) {
 	if b.stamp == e.stamp && b.member == e.member {
 		e.member.Apply(w.now(), b.events)
 	}
+	w.batches = append(w.batches, b)
+}
+
+// batch returns an empty batch with room for so many hashes and tokens, so that
+// what its events point to does not move.
+func (w *world) batch(hashes, tokens int) *batch {
+	b := &batch{}
+	if last := len(w.batches) - 1; last >= 0 {
+		b = w.batches[last]
+		w.batches = w.batches[:last]
+	}
+	b.events = b.events[:0]
+	b.hashes, b.tokens = slices.Grow(b.hashes[:0], hashes), slices.Grow(b.tokens[:0], tokens)
+	return b
 }
 
 // reading is a page on its way.

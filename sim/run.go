@@ -41,6 +41,10 @@ type world struct {
 	outcomes    []Outcome
 	nextArrival int
 	open        int // requests that have arrived and not ended
+
+	// Memory that is used again: of prompts and answers, and of batches.
+	tokens  [][]uint32
+	batches []*batch
 }
 
 // flight is one request under way.
@@ -183,10 +187,9 @@ func (w *world) arrive() {
 	r := &w.cfg.Trace.Requests[i]
 	o := &w.outcomes[i]
 	*o = Outcome{At: r.At, PromptTokens: r.PromptTokens(), AnswerTokens: r.Answer.Tokens, Endpoint: -1}
-	tokens := make([]uint32, 0, o.PromptTokens+r.Answer.Tokens)
-	tokens = r.AppendPrompt(tokens)
+	tokens := r.AppendPrompt(w.memory(o.PromptTokens + r.Answer.Tokens))
 	tokens = r.Answer.AppendTokens(tokens)
-	f := &flight{number: i, req: r, tokens: tokens[:o.PromptTokens:o.PromptTokens]}
+	f := &flight{number: i, req: r, tokens: tokens[:o.PromptTokens]}
 	f.engine = &engine.Request{ID: uint64(i), Tokens: f.tokens, Answer: tokens[o.PromptTokens:], Adapter: r.Adapter, Owner: f}
 	w.open++
 	generation, ok := w.router.pick(f)
@@ -246,7 +249,25 @@ func (w *world) token(f *flight, finished bool) {
 	o.E2E, o.CachedTokens, o.Endpoint, o.Attempts = now-o.At, f.engine.CachedTokens(), f.at.number, f.attempts
 	f.at.drop(f)
 	w.router.end(f, picker.Served)
+	// The engine is done with it, its events are copied. What broke off is left
+	// alone: a step under way may still speak of it.
+	w.tokens = append(w.tokens, f.tokens[:0])
 }
+
+// memory returns an empty slice with room for n tokens.
+func (w *world) memory(n int) []uint32 {
+	if last := len(w.tokens) - 1; last >= 0 {
+		m := w.tokens[last]
+		w.tokens = w.tokens[:last]
+		if cap(m) >= n {
+			return m
+		}
+	}
+	return make([]uint32, 0, max(n, minMemory))
+}
+
+// minMemory is the least room that is made for a request, in tokens: most fit.
+const minMemory = 1 << 15
 
 func (w *world) result() *Result {
 	r := &Result{Policy: w.cfg.Policy, Seed: w.cfg.Seed, Requests: w.outcomes, Virtual: time.Duration(w.at)}
