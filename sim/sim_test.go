@@ -91,8 +91,8 @@ func TestInvariants(t *testing.T) {
 	}
 	kinds, _ := trace.Kinds()
 	for _, kind := range kinds {
-		tr := generated(t, kind, 250)
-		for _, name := range []string{"weighted", "gate", "latency", "sglang", "dynamo"} {
+		tr := generated(t, kind, 200)
+		for _, name := range []string{"gate", "latency", "dynamo"} {
 			for _, f := range [][]sim.Fault{nil, faults} {
 				r := run(t, sim.Config{Trace: tr, Policy: name, Faults: f, Seed: 1})
 				failed, cached := 0, 0
