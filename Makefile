@@ -16,7 +16,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test race alloc lint fmt build dist fuzz bench bench-check bench-table clean
+.PHONY: demo demo-envoy demo-check test test-vllm race alloc lint fmt build dist fuzz bench gobench bench-check clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -32,6 +32,11 @@ demo-check: build
 
 ## test: everything that must be green before a change is merged
 test: race alloc lint
+
+## test-vllm: the picker in front of two real vLLM servers on CPU, installed once (7 GB); 5 to 8 minutes
+test-vllm:
+	test/vllm/install.sh >/dev/null
+	go test -tags vllm -count=1 -timeout 40m -v ./test/vllm
 
 ## race: all tests, under the race detector
 race:
@@ -75,8 +80,13 @@ fuzz:
 		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)" </dev/null || exit 1; \
 	done
 
-## bench: each benchmark whose name matches BENCH
+## bench: rows 1 to 5 of the budgets beside twins, floors and Dynamo's crate, in one run
 bench:
+	CARGO_TARGET_DIR=$(CACHE)/dynamo-bench cargo build --release --locked --manifest-path bench/peers/dynamo/Cargo.toml
+	go run ./bench/table -dynamo $(CACHE)/dynamo-bench/release/dynamo-bench
+
+## gobench: each Go benchmark whose name matches BENCH
+gobench:
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
 
 clean:
@@ -85,8 +95,3 @@ clean:
 ## bench-check: instructions and allocations of the core against bench/instructions.txt
 bench-check:
 	bench/instructions.sh
-
-## bench-table: rows 1 to 5 of the core beside twins, floors and Dynamo's crate, in one run
-bench-table:
-	CARGO_TARGET_DIR=$(CACHE)/dynamo-bench cargo build --release --locked --manifest-path bench/peers/dynamo/Cargo.toml
-	go run ./bench/table -dynamo $(CACHE)/dynamo-bench/release/dynamo-bench

@@ -48,6 +48,9 @@ type Endpoint struct {
 	// UID tells two endpoints of one name and address apart; empty where the
 	// source of endpoints has none.
 	UID string
+	// Rank is the data-parallel rank behind Address, where the engine has several
+	// there; else empty. Requests name it in the header [RankHeader].
+	Rank string
 
 	Slot       Slot
 	Generation uint32
@@ -55,6 +58,10 @@ type Endpoint struct {
 	Labels      map[string]string
 	Annotations map[string]string
 }
+
+// RankHeader tells an engine of several data-parallel ranks which one is to serve
+// a request. Source: vLLM and SGLang, both in any case.
+const RankHeader = "x-data-parallel-rank"
 
 // Gauge is a value that may be unknown. The zero Gauge is unknown.
 type Gauge struct {
@@ -76,7 +83,6 @@ type Load struct {
 	Waiting Gauge // requests; vllm:num_requests_waiting
 	Running Gauge // requests; vllm:num_requests_running
 	KVUsage Gauge // fraction 0–1; vllm:kv_cache_usage_perc
-	GPU     Gauge // fraction 0–1 of the accelerator's time; no engine reports it itself
 
 	// BlockTokens and Blocks are the size of the KV cache: tokens per block,
 	// blocks in all. 0 where unknown. Source: vllm:cache_config_info.
@@ -90,15 +96,54 @@ type Load struct {
 	MaxAdapters int
 
 	// PromptTokens and CachedTokens count the tokens of all prompts since the
-	// engine's start, and those of them that it did not compute; FirstTokenSeconds
-	// is the sum of all times to first token. Sources: vllm:prompt_tokens_total,
-	// vllm:prompt_tokens_cached_total, vllm:time_to_first_token_seconds_sum.
-	PromptTokens, CachedTokens, FirstTokenSeconds Gauge
+	// engine's start, and those of them that it did not compute; GeneratedTokens
+	// those of all answers; FirstTokenSeconds is the sum of all times to first token.
+	// Sources: vllm:prompt_tokens_total, vllm:prompt_tokens_cached_total,
+	// vllm:generation_tokens_total, vllm:time_to_first_token_seconds_sum.
+	PromptTokens, CachedTokens, GeneratedTokens, FirstTokenSeconds Gauge
 
 	// Asleep is true for an engine that reports that it was put to sleep. Such
 	// an engine answers /health with 200 and serves nothing. Source:
 	// vllm:engine_sleep_state{sleep_state="awake"} 0.
 	Asleep bool
+}
+
+// GPU is one reading of an endpoint's accelerators, together where it has
+// several. Source: NVIDIA's DCGM exporter.
+type GPU struct {
+	Utilization     Gauge // fraction 0–1 of the time, the mean of all; DCGM_FI_DEV_GPU_UTIL
+	Memory          Gauge // fraction 0–1 in use, of the fullest; DCGM_FI_DEV_FB_USED, _FB_FREE
+	Temperature     Gauge // °C, of the hottest; DCGM_FI_DEV_GPU_TEMP
+	DoubleBitErrors Gauge // uncorrectable memory errors, all; DCGM_FI_DEV_ECC_DBE_VOL_TOTAL
+	XIDs            []int // the last error of each that had one; DCGM_FI_DEV_XID_ERRORS
+}
+
+// HealthReason says why an endpoint's health is not 1: the worst that is held
+// against it.
+type HealthReason uint8
+
+// The reasons.
+const (
+	HealthSound     HealthReason = iota
+	Outcomes                     // requests failed, or connections were refused
+	ProbePending                 // no probe has ended yet
+	ProbeSlow                    // the last probe took more than half of its deadline
+	ProbeFailed                  // probes fail
+	NoProgress                   // requests wait, and no token comes
+	GPUFault                     // an XID that is the hardware's
+	GPUMemoryErrors              // double-bit ECC errors
+	GPUHot                       // above 83 °C
+	GPUMemoryFull                // hardly any memory is left
+	Asleep                       // the engine was put to sleep
+	CacheCold                    // it holds far fewer blocks than the others
+)
+
+// String returns the reason's name, empty for a sound endpoint.
+func (r HealthReason) String() string {
+	return [...]string{
+		"", "outcomes", "probe_pending", "probe_slow", "probe_failed", "no_progress", "gpu_fault", "gpu_memory_errors",
+		"gpu_hot", "gpu_memory_full", "asleep", "cache_cold", "", "", "", "",
+	}[r&15]
 }
 
 // Model is a name that an endpoint answers to. Source: an entry of /v1/models.
@@ -112,15 +157,35 @@ type Model struct {
 	MaxTokens int
 }
 
+// Instant is a moment in nanoseconds since 1970, UTC; zero means never. It is a
+// time.Time without the pointer to a place, so that a table of them is copied and
+// compared fast.
+type Instant int64
+
+// InstantOf returns t as an Instant; the zero time is never.
+func InstantOf(t time.Time) Instant {
+	if t.IsZero() {
+		return 0
+	}
+	if n := t.UnixNano(); n != 0 {
+		return Instant(n)
+	}
+	return 1 // 1970 began, and that is not never
+}
+
+// IsZero reports whether i is never.
+func (i Instant) IsZero() bool { return i == 0 }
+
 // Signals are the raw inputs of a decision for one endpoint at one moment, as
 // fleet keeps them. All that a built-in scorer or filter reads of an endpoint,
 // besides the [Match], is here; a record keeps a copy, so a decision can be
 // made again.
 type Signals struct {
-	// Waiting, Running, KVUsage and GPU are as last reported; see Load.
+	// Waiting, Running and KVUsage are as last reported; see Load. GPU is the
+	// fraction of its accelerators' time, unknown where that was not reported lately.
 	Waiting, Running, KVUsage, GPU Gauge
 	// ReadAt is when the reading they come from began. Zero: never reported.
-	ReadAt time.Time
+	ReadAt Instant
 
 	// InFlight counts our own requests that were sent here and have not been
 	// seen to end; InFlightAtRead is how many of our own the reading counted.
@@ -140,6 +205,18 @@ type Signals struct {
 	// Incomplete is true where blocks may be missing from the index: after a
 	// gap, a drop by our own memory bound, or while nothing was ever heard.
 	Incomplete bool
+	// Heard is true once the endpoint has told of its cache, if only that it is
+	// empty. Before, a match of 0 is no knowledge.
+	Heard bool
+	// Doubt is the part of the endpoint's claims on cached blocks that did not come
+	// true lately, in hundredths, 0–100: its match counts for less by as much. 0 is
+	// trust.
+	Doubt uint8
+	// HealthReason says why Health is not 1.
+	HealthReason HealthReason
+	// Agent is true where the endpoint's own agent reports for it, false where it
+	// is read directly.
+	Agent bool
 }
 
 // Delta is how many of our own requests the reading has missed, less those that
@@ -151,10 +228,19 @@ func (s *Signals) Delta() int { return s.InFlight - s.InFlightAtRead }
 type Match struct {
 	Blocks      uint32 // 0 for an endpoint that holds none
 	BlockTokens uint32 // tokens per block of the chain that matched; 0 where Blocks is 0
+	// Discount is how many blocks less the match is worth, below Blocks: 0 where all
+	// of it lies on the GPU.
+	Discount float32
 }
 
 // Tokens is the matched length in tokens.
 func (m Match) Tokens() int { return int(m.Blocks) * int(m.BlockTokens) }
+
+// Worth is the matched length in tokens, less what lies beside the GPU is worth
+// less.
+func (m Match) Worth() float64 {
+	return (float64(m.Blocks) - float64(m.Discount)) * float64(m.BlockTokens)
+}
 
 // Score is one scorer's rating of one endpoint.
 type Score struct {
@@ -167,7 +253,8 @@ type Score struct {
 }
 
 // View is the fleet at one moment. Endpoints and Signals have the same length
-// and order. It is valid only inside the call it was passed to.
+// and order. It is valid only inside the call it was passed to, but for the
+// elements of Endpoints: these never change, and a pointer to one may be kept.
 type View struct {
 	Endpoints []Endpoint
 	Signals   []Signals

@@ -38,15 +38,16 @@ type TokenSource uint8
 
 // The sources of a request's tokens.
 const (
-	NoTokens     TokenSource = iota // none: the path has no prompt, or no source knew it
-	LocalTokens                     // our own tokenizer, exact
-	EngineTokens                    // an engine's /tokenize, exact
-	SentTokens                      // the client sent token IDs
+	NoTokens          TokenSource = iota // none: the path has no prompt, or no source knew it
+	LocalTokens                          // our own tokenizer, exact
+	EngineTokens                         // an engine's /tokenize, exact
+	SentTokens                           // the client sent token IDs
+	ApproximateTokens                    // the prompt's bytes stand for tokens, and meet no engine's
 )
 
 // String returns the source's name as records and logs show it.
 func (s TokenSource) String() string {
-	return [...]string{"none", "local", "engine", "client"}[s&3]
+	return [...]string{"none", "local", "engine", "client", "approximate", "source(5)", "source(6)", "source(7)"}[s&7]
 }
 
 // BlockEventKind says what happened to blocks of an engine's KV cache.
@@ -81,6 +82,10 @@ type BlockEvent struct {
 	// Tokens are the token IDs of all blocks, BlockTokens for each of Hashes.
 	Tokens      []uint32
 	BlockTokens int
+	// Keys stands in for Tokens, Adapter, Salt and Media where who reports the
+	// event has hashed the blocks itself: package block's hash of each of Hashes,
+	// under the key of the index. It is nil in an engine's own events.
+	Keys []uint64
 
 	// Adapter is the LoRA adapter's served name, empty for the base model. Salt
 	// is the cache_salt, known only where the event holds a prompt's first block.
@@ -88,6 +93,10 @@ type BlockEvent struct {
 	// Media holds for each of Hashes what else went into the block's identity
 	// (images, audio, embeddings), empty for text; it is nil where all are text.
 	Media []string
+
+	// At is when the engine removed or cleared the blocks, on our clock as nearly as
+	// can be told; zero: not known.
+	At time.Time
 
 	// Tier is where the blocks lie, as the engine names it ("GPU"); Group is the
 	// engine's KV cache group.

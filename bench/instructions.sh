@@ -6,20 +6,35 @@
 # valgrind counts, so the figures hardly depend on the machine or on what else
 # runs there; two runs differ by under 1 %. What is counted is the difference
 # between few and many repetitions, so start and setup do not count.
-# Needs: valgrind, go.
+# The baseline is of one Go release and of amd64; another release is compared all
+# the same, and said. Needs: go, and valgrind, which root gets by apt-get.
 set -eu
 cd "$(dirname "$0")/.."
 baseline=bench/instructions.txt
 tolerance=10 # percent
 few=100 many=300
 
+if ! command -v valgrind >/dev/null; then
+	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+		echo "valgrind is missing: apt-get install valgrind" >&2
+		exit 1
+	fi
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends valgrind
+fi
+now=$(go version | cut -d' ' -f3,4)
+then=$(sed -n 's/^# \(go1.*\)/\1/p' $baseline)
+if [ "${1:-}" != --write ] && [ "$now" != "$then" ]; then
+	echo "this is $now, the baseline is of $then: compared all the same; bench/instructions.sh --write makes it anew"
+fi
+
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-CGO_ENABLED=0 go build -o "$dir/work" ./bench/instructions
+CGO_ENABLED=0 GOAMD64=v1 go build -o "$dir/work" ./bench/instructions
 
 # count WORK TIMES prints the instructions of that many repetitions.
 count() {
-	GOAMD64=v1 GODEBUG=asyncpreemptoff=1 GOMAXPROCS=1 GOGC=off valgrind --tool=callgrind \
+	GODEBUG=asyncpreemptoff=1 GOMAXPROCS=1 GOGC=off valgrind --tool=callgrind \
 		--callgrind-out-file=/dev/null "$dir/work" "$1" "$2" 2>&1 >"$dir/allocs" | sed -n 's/.*Collected : //p'
 }
 
@@ -32,7 +47,7 @@ done >"$dir/now"
 if [ "${1:-}" = --write ]; then
 	{
 		echo "# work, instructions, allocations; written by bench/instructions.sh --write"
-		echo "# $(go version | cut -d' ' -f3,4)"
+		echo "# $now"
 		cat "$dir/now"
 	} >$baseline
 	cat $baseline

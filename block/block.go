@@ -21,6 +21,7 @@ package block
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 )
 
 // The primes of XXH64.
@@ -85,10 +86,40 @@ func AppendChain(dst []uint64, parent uint64, tokens []uint32, blockTokens int) 
 	if blockTokens <= 0 {
 		return dst
 	}
+	if blockTokens == 16 {
+		return appendChain16(dst, parent, tokens)
+	}
 	for len(tokens) >= blockTokens {
 		parent = Extend(parent, tokens[:blockTokens])
 		dst = append(dst, parent)
 		tokens = tokens[blockTokens:]
+	}
+	return dst
+}
+
+// appendChain16 is AppendChain for blocks of 16 tokens. What does not depend on
+// the parent comes first: a chain is as slow as the path from one parent to the
+// next.
+func appendChain16(dst []uint64, parent uint64, tokens []uint32) []uint64 {
+	from := len(dst)
+	dst = slices.Grow(dst, len(tokens)/16)[:from+len(tokens)/16]
+	for i := from; i < len(dst) && len(tokens) >= 16; i++ {
+		t := (*[16]uint32)(tokens)
+		tokens = tokens[16:]
+		a1, b1 := pair(t[0], t[1])*prime2, pair(t[8], t[9])*prime2
+		a2, b2 := pair(t[2], t[3])*prime2, pair(t[10], t[11])*prime2
+		a3, b3 := pair(t[4], t[5])*prime2, pair(t[12], t[13])*prime2
+		a4, b4 := pair(t[6], t[7])*prime2, pair(t[14], t[15])*prime2
+		v1 := bits.RotateLeft64(bits.RotateLeft64(parent+(a1+prime1+prime2), 31)*prime1+b1, 31) * prime1
+		v2 := bits.RotateLeft64(bits.RotateLeft64(parent+(a2+prime2), 31)*prime1+b2, 31) * prime1
+		v3 := bits.RotateLeft64(bits.RotateLeft64(parent+a3, 31)*prime1+b3, 31) * prime1
+		v4 := bits.RotateLeft64(bits.RotateLeft64(parent+(a4-prime1), 31)*prime1+b4, 31) * prime1
+		h := bits.RotateLeft64(v1, 1) + bits.RotateLeft64(v2, 7) + bits.RotateLeft64(v3, 12) + bits.RotateLeft64(v4, 18)
+		h = merge(merge(merge(merge(h, v1), v2), v3), v4) + 16*4
+		h = (h ^ h>>33) * prime2
+		h = (h ^ h>>29) * prime3
+		parent = h ^ h>>32
+		dst[i] = parent
 	}
 	return dst
 }
@@ -107,9 +138,6 @@ func ExtendMedia(parent uint64, media string, tokens []uint32) uint64 {
 // Extend returns the hash of the block with these tokens after parent: the
 // XXH64 of the tokens, each as four bytes little-endian, with parent as seed.
 func Extend(parent uint64, tokens []uint32) uint64 {
-	if len(tokens) == 16 {
-		return extend16(parent, (*[16]uint32)(tokens))
-	}
 	size := uint64(len(tokens)) * 4
 	var h uint64
 	if len(tokens) >= 8 {
@@ -139,24 +167,6 @@ func Extend(parent uint64, tokens []uint32) uint64 {
 	if len(tokens) > 0 {
 		h = bits.RotateLeft64(h^uint64(tokens[0])*prime1, 23)*prime2 + prime3
 	}
-	h = (h ^ h>>33) * prime2
-	h = (h ^ h>>29) * prime3
-	return h ^ h>>32
-}
-
-// extend16 is Extend for 16 tokens. What does not depend on the parent comes
-// first: a chain is as slow as the path from one parent to the next.
-func extend16(parent uint64, t *[16]uint32) uint64 {
-	a1, b1 := pair(t[0], t[1])*prime2, pair(t[8], t[9])*prime2
-	a2, b2 := pair(t[2], t[3])*prime2, pair(t[10], t[11])*prime2
-	a3, b3 := pair(t[4], t[5])*prime2, pair(t[12], t[13])*prime2
-	a4, b4 := pair(t[6], t[7])*prime2, pair(t[14], t[15])*prime2
-	v1 := bits.RotateLeft64(bits.RotateLeft64(parent+prime1+prime2+a1, 31)*prime1+b1, 31) * prime1
-	v2 := bits.RotateLeft64(bits.RotateLeft64(parent+prime2+a2, 31)*prime1+b2, 31) * prime1
-	v3 := bits.RotateLeft64(bits.RotateLeft64(parent+a3, 31)*prime1+b3, 31) * prime1
-	v4 := bits.RotateLeft64(bits.RotateLeft64(parent-prime1+a4, 31)*prime1+b4, 31) * prime1
-	h := bits.RotateLeft64(v1, 1) + bits.RotateLeft64(v2, 7) + bits.RotateLeft64(v3, 12) + bits.RotateLeft64(v4, 18)
-	h = merge(merge(merge(merge(h, v1), v2), v3), v4) + 16*4
 	h = (h ^ h>>33) * prime2
 	h = (h ^ h>>29) * prime3
 	return h ^ h>>32

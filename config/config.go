@@ -66,6 +66,7 @@ type Config struct {
 
 	Load  Load  `json:"load"`
 	Cache Cache `json:"cache"`
+	Probe Probe `json:"probe"`
 
 	// Fallbacks is how many further endpoints follow the picked one in the answer
 	// to a gateway that walks such a list. Default 0, range 0–8: a gateway that
@@ -73,11 +74,19 @@ type Config struct {
 	Fallbacks int `json:"fallbacks"`
 
 	// Models are names that clients use for other names, and names that are
-	// adapters. A model that is not here keeps its name.
+	// adapters. A model that is not here keeps its name. The name "*" stands for
+	// every name that neither this list nor an endpoint knows.
 	Models []Model `json:"models"`
+	// DefaultModel is the name that a request means which names none. Default "":
+	// such a request is refused, unless there is a model "*" with a target.
+	DefaultModel string `json:"defaultModel"`
+	// ForwardEncoded sends a compressed body on as it came, for engines that
+	// decode bodies; vLLM and SGLang don't. Default false: it is sent decoded.
+	ForwardEncoded bool `json:"forwardEncoded"`
 
 	Listen    Listen    `json:"listen"`
 	TLS       TLS       `json:"tls"`
+	Reports   Reports   `json:"reports"`
 	Tokenizer Tokenizer `json:"tokenizer"`
 	KVEvents  KVEvents  `json:"kvEvents"`
 	Timeouts  Timeouts  `json:"timeouts"`
@@ -92,6 +101,13 @@ type Pool struct {
 	// AllowLinkLocal admits addresses in 169.254.0.0/16 and fe80::/10, where
 	// clouds serve a machine's credentials. Default false.
 	AllowLinkLocal bool `json:"allowLinkLocal"`
+	// Engine is what the endpoints run: "auto" (default: told from each page,
+	// vLLM where none tells), "vllm", "sglang" or "tensorrt-llm". The tables of the
+	// last two are from documentation, never run.
+	Engine string `json:"engine"`
+	// GPU says where the endpoints' accelerators are read, where an endpoint does
+	// not say otherwise.
+	GPU GPU `json:"gpu"`
 }
 
 // Endpoint is one engine's address. In a file it is either the address alone
@@ -105,6 +121,30 @@ type Endpoint struct {
 	// its replay socket, where they are not on the pool's common ports.
 	Events string `json:"events"`
 	Replay string `json:"replay"`
+	// Engine is what this endpoint runs. Default: the pool's.
+	Engine string `json:"engine"`
+	// GPU says where this endpoint's accelerators are read. Default: the pool's.
+	GPU GPU `json:"gpu"`
+}
+
+// GPU says where accelerators are read, for load.source "gpu" and for health.
+type GPU struct {
+	// DCGM is NVIDIA's DCGM exporter: a port on the endpoint's own IP, such as
+	// 9400, or a URL, http://10.0.0.7:9400/metrics. Default "": none.
+	DCGM DCGM `json:"dcgm"`
+	// GPUs are the endpoint's own, by the exporter's labels gpu or UUID. Default:
+	// those that the exporter says are the pod's, which is the endpoint's name, or
+	// all where it names no pods.
+	GPUs []string `json:"gpus"`
+}
+
+// DCGM is where a DCGM exporter listens: a port, or a URL of an IP address.
+type DCGM string
+
+// UnmarshalText reads the text as it is; Validate checks it.
+func (d *DCGM) UnmarshalText(text []byte) error {
+	*d = DCGM(text)
+	return nil
 }
 
 // UnmarshalText reads the short form, an address alone.
@@ -115,8 +155,8 @@ func (e *Endpoint) UnmarshalText(text []byte) error {
 
 // Load says how busy an endpoint is.
 type Load struct {
-	// Source is what the load factor counts: "requests" (default), "tokens"
-	// or "kv".
+	// Source is what the load factor counts: "requests" (default), "tokens", "kv",
+	// or "gpu", which needs a source of GPU readings for each endpoint.
 	Source decision.LoadSource `json:"source"`
 	// MaxRunning is how many requests an engine runs at once. Default 0: learnt,
 	// and 32 as the divisor of the load. Range 0–65,536.
@@ -127,9 +167,35 @@ type Load struct {
 
 // Cache says where the knowledge of cached blocks comes from.
 type Cache struct {
-	// Source is "auto" (default: the engine's events where they come) or
-	// "events", which needs a source of events in kvEvents or in each endpoint.
+	// Source is "auto" (default: the engine's events where they come, and for the
+	// other endpoints what our own picks have taught), "events", which needs a
+	// source of events in kvEvents or in each endpoint, or "own": what our own
+	// picks have taught alone, and no engine is asked for events.
 	Source string `json:"source"`
+	// OwnTTL is how long a prompt that our own pick sent to an endpoint counts as
+	// cached there, where the endpoint does not tell. Default 5m, range 1s–24h.
+	OwnTTL Duration `json:"ownTTL"`
+	// Tiers are what a cached block is worth that lies beside the GPU.
+	Tiers Tiers `json:"tiers"`
+}
+
+// Tiers are what cached blocks are worth by where they lie, as a part of one on the
+// GPU, which is 1.
+type Tiers struct {
+	// CPU is the worth of a block in the host's memory. Default 0.8; above 0, at most 1.
+	CPU float64 `json:"cpu"`
+	// Disk is the worth of a block on a disk or in a store. Default 0.5; above 0, at most 1.
+	Disk float64 `json:"disk"`
+}
+
+// Probe asks each engine for one token now and then, to see that it answers. It
+// costs the engine a request, so it is off by default.
+type Probe struct {
+	// Interval is the time between two probes of an endpoint. Default 0s: no
+	// probes; else 1s–10m. 5s is a good one.
+	Interval Duration `json:"interval"`
+	// Timeout is how long an engine may take. Default 2s, range 100ms–1m.
+	Timeout Duration `json:"timeout"`
 }
 
 // Model is one name that clients may ask for.
@@ -148,9 +214,28 @@ type Listen struct {
 	Metrics string `json:"metrics"` // the metrics page; default ":9090"
 	ExtProc string `json:"extProc"` // Envoy's external processing; default ":9002"
 	Health  string `json:"health"`  // gRPC health; default ":9003"
+	// Reports is where agents beside the engines report, ":9004" by custom; it
+	// needs reports.tokenFile or reports.clientCA. Default "".
+	Reports string `json:"reports"`
 }
 
-// TLS is what Envoy meets on listen.extProc.
+// Reports says who may report for an endpoint, and how often.
+type Reports struct {
+	// TokenFile is a file with the secret that agents show. Default "": none.
+	TokenFile string `json:"tokenFile"`
+	// ClientCA is a PEM file with the authorities that sign agents' certificates;
+	// it needs TLS. Default "": none.
+	ClientCA string `json:"clientCA"`
+	// AnyHost lets an agent speak for an endpoint from another host than the
+	// endpoint's, without a certificate for its address. Default false.
+	AnyHost bool `json:"anyHost"`
+	// PodReportIntervalMs is the longest pause between two reports; after three of
+	// them without a word the endpoint is read directly. Default 2000, range
+	// 100–60,000.
+	PodReportIntervalMs int `json:"podReportIntervalMs"`
+}
+
+// TLS is what Envoy meets on listen.extProc, and agents on listen.reports.
 type TLS struct {
 	// Cert and Key are PEM files, read again when they change. Default "": a
 	// certificate of our own making, new at each start.
@@ -163,9 +248,17 @@ type TLS struct {
 // Tokenizer says where a prompt's exact tokens come from.
 type Tokenizer struct {
 	// Path is a folder that holds the model's tokenizer.json and
-	// tokenizer_config.json. Default "": none; prompts then match no cached block,
-	// unless clients send token IDs.
+	// tokenizer_config.json. Default "": none; then engines are asked.
 	Path string `json:"path"`
+	// Mode is the engine's --tokenizer-mode where that is not "auto": "mistral" or
+	// "cohere". Default "".
+	Mode string `json:"mode"`
+	// AskEngines has an engine make the tokens (POST /tokenize, or /render) that
+	// the model's files cannot. Default true.
+	AskEngines bool `json:"askEngines"`
+	// AskBudget is how long a request waits for such tokens before it is routed
+	// without. Default 20ms, range 1ms–10s.
+	AskBudget Duration `json:"askBudget"`
 }
 
 // KVEvents says where the engines publish the blocks they store and remove.
@@ -208,6 +301,9 @@ type Limits struct {
 	HeaderBytes Bytes `json:"headerBytes"`
 	// IndexBytes is the most the index of cached blocks may take. Default 1GiB, range 1MiB–1TiB.
 	IndexBytes Bytes `json:"indexBytes"`
+	// OwnBlocks is the most blocks that are remembered of our own picks, about 100
+	// bytes each. Default 1048576, range 1024–67108864.
+	OwnBlocks int `json:"ownBlocks"`
 	// RingBytes is the most the ring of past decisions may take. Default 32MiB, range 64KiB–16GiB.
 	RingBytes Bytes `json:"ringBytes"`
 }
@@ -218,11 +314,23 @@ type Log struct {
 	Level string `json:"level"`
 }
 
+// Values of Pool.Engine.
+const (
+	EngineAuto        = "auto"
+	EngineVLLM        = "vllm"
+	EngineSGLang      = "sglang"
+	EngineTensorRTLLM = "tensorrt-llm"
+)
+
 // Values of Cache.Source.
 const (
 	CacheAuto   = "auto"
 	CacheEvents = "events"
+	CacheOwn    = "own"
 )
+
+// CatchAll is the name, in models, of every name that is not known otherwise.
+const CatchAll = "*"
 
 // Default returns a configuration with every default and no endpoint.
 func Default() *Config {
@@ -232,19 +340,24 @@ func Default() *Config {
 		weights[w.Name] = w.Value
 	}
 	return &Config{
+		Pool:        Pool{Engine: EngineAuto},
 		Weights:     weights,
 		Policy:      d.Policy,
 		MaxQueue:    d.MaxQueue,
 		OnSaturated: d.OnSaturated,
 		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
-		Cache:       Cache{Source: CacheAuto},
+		Cache:       Cache{Source: CacheAuto, OwnTTL: Duration{5 * time.Minute}, Tiers: Tiers{CPU: 0.8, Disk: 0.5}},
+		Tokenizer:   Tokenizer{AskEngines: true, AskBudget: Duration{20 * time.Millisecond}},
+		Probe:       Probe{Timeout: Duration{2 * time.Second}},
 		Listen:      Listen{Proxy: ":8080", Metrics: ":9090", ExtProc: ":9002", Health: ":9003"},
+		Reports:     Reports{PodReportIntervalMs: 2000},
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
 		Limits: Limits{
 			BodyBytes:   16 << 20,
 			BodiesBytes: 1 << 30,
 			HeaderBytes: 64 << 10,
 			IndexBytes:  1 << 30,
+			OwnBlocks:   1 << 20,
 			RingBytes:   32 << 20,
 		},
 		Log: Log{Level: "info"},
@@ -285,8 +398,15 @@ func (c *Config) ModelNames() []string {
 	for _, m := range c.Models {
 		names = append(names, m.Name, cmp.Or(m.Target, m.Name))
 	}
+	names = append(names, c.DefaultModel)
+	names = slices.DeleteFunc(names, func(name string) bool { return name == CatchAll || name == "" })
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// ReportInterval is Reports.PodReportIntervalMs as a duration.
+func (c *Config) ReportInterval() time.Duration {
+	return time.Duration(c.Reports.PodReportIntervalMs) * time.Millisecond
 }
 
 // DiscoverEvents is true where endpoints are asked for their event sockets: when

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"errors"
 	"fmt"
@@ -110,6 +111,14 @@ func (c *Config) complete() {
 	for i := range c.Pool.Endpoints {
 		if e := &c.Pool.Endpoints[i]; e.Name == "" {
 			e.Name = e.Address
+		}
+		if e := &c.Pool.Endpoints[i]; e.Engine == "" {
+			e.Engine = c.Pool.Engine
+		}
+		g := &c.Pool.Endpoints[i].GPU
+		g.DCGM = cmp.Or(g.DCGM, c.Pool.GPU.DCGM)
+		if len(g.GPUs) == 0 {
+			g.GPUs = c.Pool.GPU.GPUs
 		}
 	}
 	for i := range c.Models {
@@ -291,6 +300,9 @@ func (d *decoder) scalar(node *yaml.Node, path string, out reflect.Value) {
 
 // want names what a type is filled from.
 func want(t reflect.Type) string {
+	if t == reflect.TypeFor[DCGM]() {
+		return "a port or a URL"
+	}
 	if _, ok := reflect.New(t).Interface().(encoding.TextUnmarshaler); ok && t.Kind() != reflect.Struct {
 		return "a size such as 16MiB"
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +28,10 @@ var (
 	builtinScorers = []string{
 		decision.CacheScorer, decision.LoadScorer, decision.QueueScorer, decision.HealthScorer, decision.AdapterScorer,
 	}
-	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV}
-	cacheSources = []string{CacheAuto, CacheEvents}
+	loadSources  = []decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV, decision.LoadGPU}
+	engines      = []string{EngineAuto, EngineVLLM, EngineSGLang, EngineTensorRTLLM}
+	cacheSources = []string{CacheAuto, CacheEvents, CacheOwn}
+	modes        = []string{"", "mistral", "cohere"}
 	policies     = []decision.PolicyName{decision.Weighted, decision.Latency}
 	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
 	logLevels    = []string{"error", "warn", "info", "debug", "trace"}
@@ -41,10 +44,14 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.pool(c)
 	v.weights(c.Weights, append(slices.Clone(builtinScorers), custom...))
 	v.models(c.Models)
+	if c.DefaultModel != "" {
+		v.name("defaultModel", c.DefaultModel)
+	}
 
 	oneOf(&v, "onSaturated", c.OnSaturated, onSaturated)
 	oneOf(&v, "load.source", c.Load.Source, loadSources)
 	oneOf(&v, "cache.source", c.Cache.Source, cacheSources)
+	oneOf(&v, "tokenizer.mode", c.Tokenizer.Mode, modes)
 	oneOf(&v, "log.level", c.Log.Level, logLevels)
 
 	oneOf(&v, "policy", c.Policy, policies)
@@ -57,8 +64,22 @@ func (c *Config) Validate(custom ...string) []Fault {
 	if u := c.Load.MaxUtilization; !(u > 0 && u <= 1) {
 		v.fault("load.maxUtilization", "%v is out of range; want above 0, at most 1", u)
 	}
+	for _, tier := range []struct {
+		path  string
+		worth float64
+	}{{"cache.tiers.cpu", c.Cache.Tiers.CPU}, {"cache.tiers.disk", c.Cache.Tiers.Disk}} {
+		if !(tier.worth > 0 && tier.worth <= 1) {
+			v.fault(tier.path, "%v is out of range; want above 0, at most 1", tier.worth)
+		}
+	}
 	between(&v, "kvEvents.port", c.KVEvents.Port, 0, math.MaxUint16)
 	between(&v, "kvEvents.replayPort", c.KVEvents.ReplayPort, 0, math.MaxUint16)
+	v.duration("cache.ownTTL", c.Cache.OwnTTL, time.Second, 24*time.Hour)
+	v.duration("tokenizer.askBudget", c.Tokenizer.AskBudget, time.Millisecond, 10*time.Second)
+	if c.Probe.Interval.Duration != 0 {
+		v.duration("probe.interval", c.Probe.Interval, time.Second, 10*time.Minute)
+	}
+	v.duration("probe.timeout", c.Probe.Timeout, 100*time.Millisecond, time.Minute)
 	v.duration("timeouts.answer", c.Timeouts.Answer, time.Second, 24*time.Hour)
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
@@ -66,11 +87,14 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.size("limits.bodiesBytes", c.Limits.BodiesBytes, max(1<<20, c.Limits.BodyBytes), 1<<40)
 	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
 	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)
+	between(&v, "limits.ownBlocks", c.Limits.OwnBlocks, 1<<10, 1<<26)
 	v.size("limits.ringBytes", c.Limits.RingBytes, 64<<10, 16<<30)
 
 	v.eventSource(c)
+	v.gpuSource(c)
 	v.listen(c.Listen)
 	v.tls(c.TLS)
+	v.reports(c)
 	return v.faults
 }
 
@@ -87,7 +111,7 @@ func oneOf[T ~string](v *validator, path string, value T, valid []T) {
 	}
 	words := make([]string, len(valid))
 	for i, w := range valid {
-		words[i] = string(w)
+		words[i] = cmp.Or(string(w), `""`)
 	}
 	v.fault(path, "%s is unknown; want %s", quote(string(value)), strings.Join(words, ", "))
 }
@@ -124,6 +148,8 @@ func (v *validator) pool(c *Config) {
 		v.fault("pool.endpoints", "has %d endpoints; at most %d are served", n, MaxEndpoints)
 		return
 	}
+	oneOf(v, "pool.engine", c.Pool.Engine, engines)
+	v.gpu("pool.gpu", c.Pool.GPU, c.Pool.AllowLinkLocal)
 	names, addresses := map[string]int{}, map[netip.AddrPort]int{}
 	for i, e := range c.Pool.Endpoints {
 		at := fmt.Sprintf("pool.endpoints[%d]", i)
@@ -145,6 +171,10 @@ func (v *validator) pool(c *Config) {
 				names[name] = i
 			}
 		}
+		if e.Engine != "" {
+			oneOf(v, at+".engine", e.Engine, engines)
+		}
+		v.gpu(at+".gpu", e.GPU, c.Pool.AllowLinkLocal)
 		if e.Events != "" {
 			v.address(at+".events", e.Events, c.Pool.AllowLinkLocal)
 		}
@@ -277,6 +307,9 @@ func (v *validator) models(models []Model) {
 		} else {
 			names[m.Name] = i
 		}
+		if m.Name == CatchAll && m.Target == "" {
+			v.fault(at+".target", "is empty; \"*\" needs the name that unknown names lead to")
+		}
 		if m.Target != "" {
 			v.name(at+".target", m.Target)
 		}
@@ -287,6 +320,9 @@ func (v *validator) models(models []Model) {
 func (v *validator) eventSource(c *Config) {
 	if c.KVEvents.ReplayPort != 0 && c.KVEvents.Port == 0 {
 		v.fault("kvEvents.replayPort", "%d has no events to replay; set kvEvents.port too", c.KVEvents.ReplayPort)
+	}
+	if c.Cache.Source == CacheOwn {
+		v.unheard(c)
 	}
 	if c.Cache.Source != CacheEvents || c.KVEvents.Port != 0 || c.KVEvents.Discover {
 		return
@@ -299,6 +335,65 @@ func (v *validator) eventSource(c *Config) {
 	}
 }
 
+// unheard refuses sources of events that cache.source "own" leaves unread.
+func (v *validator) unheard(c *Config) {
+	const text = "is set, but cache.source \"own\" reads no events; remove it, or use cache.source: auto"
+	if c.KVEvents.Port != 0 {
+		v.fault("kvEvents.port", text)
+	}
+	if c.KVEvents.Discover {
+		v.fault("kvEvents.discover", text)
+	}
+	for i, e := range c.Pool.Endpoints {
+		if e.Events != "" {
+			v.fault(fmt.Sprintf("pool.endpoints[%d].events", i), text)
+			return
+		}
+	}
+}
+
+// gpuSource refuses a load that nobody reports.
+func (v *validator) gpuSource(c *Config) {
+	if c.Load.Source != decision.LoadGPU || c.Pool.GPU.DCGM != "" {
+		return
+	}
+	for i, e := range c.Pool.Endpoints {
+		if e.GPU.DCGM == "" {
+			v.fault("load.source", "\"gpu\" has no source of GPU readings for pool.endpoints[%d]; set pool.gpu.dcgm or the endpoint's gpu.dcgm", i)
+			return
+		}
+	}
+}
+
+// gpu checks where accelerators are read.
+func (v *validator) gpu(path string, g GPU, linkLocal bool) {
+	if len(g.GPUs) > maxGPUs {
+		v.fault(path+".gpus", "has %d names; at most %d are read", len(g.GPUs), maxGPUs)
+	}
+	for i, name := range g.GPUs {
+		v.name(fmt.Sprintf("%s.gpus[%d]", path, i), name)
+	}
+	at, text := path+".dcgm", string(g.DCGM)
+	if text == "" {
+		return
+	}
+	if !strings.Contains(text, "://") {
+		if n, err := strconv.ParseUint(text, 10, 16); err != nil || n == 0 {
+			v.fault(at, "%s is neither a port nor a URL; write 9400 or http://10.0.0.7:9400/metrics", quote(text))
+		}
+		return
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" || u.User != nil || u.Fragment != "" {
+		v.fault(at, "%s is no plain http URL; write http://10.0.0.7:9400/metrics", quote(text))
+		return
+	}
+	v.address(at, u.Host, linkLocal)
+}
+
+// maxGPUs bounds the GPUs of one endpoint.
+const maxGPUs = 64
+
 // listen checks addresses that we open ourselves.
 func (v *validator) listen(l Listen) {
 	if l == (Listen{}) {
@@ -307,6 +402,7 @@ func (v *validator) listen(l Listen) {
 	taken := map[string]string{}
 	for _, a := range []struct{ path, address string }{
 		{"listen.proxy", l.Proxy}, {"listen.metrics", l.Metrics}, {"listen.extProc", l.ExtProc}, {"listen.health", l.Health},
+		{"listen.reports", l.Reports},
 	} {
 		if a.address == "" {
 			continue
@@ -321,6 +417,18 @@ func (v *validator) listen(l Listen) {
 			v.fault(a.path, "%s is taken by %s; want another port", quote(a.address), other)
 		}
 		taken[a.address] = a.path
+	}
+}
+
+// reports checks that agents have to prove that they may report.
+func (v *validator) reports(c *Config) {
+	r := c.Reports
+	between(v, "reports.podReportIntervalMs", r.PodReportIntervalMs, 100, 60_000)
+	if c.Listen.Reports != "" && r.TokenFile == "" && r.ClientCA == "" {
+		v.fault("listen.reports", "%s would take reports from anybody; set reports.tokenFile or reports.clientCA too", quote(c.Listen.Reports))
+	}
+	if r.ClientCA != "" && c.TLS.Insecure {
+		v.fault("reports.clientCA", "%s needs TLS, which tls.insecure turns off; remove one or the other", quote(r.ClientCA))
 	}
 }
 

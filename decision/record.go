@@ -29,8 +29,9 @@ func (e Exclusion) String() string {
 
 // Candidate is one endpoint of the pool as the decision saw it.
 type Candidate struct {
-	Name, Address string
-	Slot          epp.Slot
+	// Endpoint is the view's own, which never changes; nil only in a record that
+	// was never filled.
+	*epp.Endpoint
 
 	// Raw inputs. Serves, Resident, InSubset and Tried are what the view and
 	// the request said of this endpoint.
@@ -38,12 +39,17 @@ type Candidate struct {
 	Match                             epp.Match
 	Serves, Resident, InSubset, Tried bool
 
+	Excluded Exclusion
+	// Unknown has a bit for each factor, the first one's the lowest: set where it
+	// stands in for a signal that was never reported.
+	Unknown uint8
 	// Queue and Load are the corrected values, unclamped: requests, and a
 	// fraction of the endpoint's capacity that may pass 1.
 	Queue, Load float64
-	// Sum is the weighted sum of the factors, in [0, 1].
-	Sum      float64
-	Excluded Exclusion
+	// Factors are what the scorers of the house say, each in [0, 1], whatever their
+	// weight; Sum is the weighted sum, in [0, 1].
+	Factors [Factors]float64
+	Sum     float64
 }
 
 // Composite is the score that the choice compares: Sum, or 0 for an endpoint
@@ -93,11 +99,11 @@ type Record struct {
 	Seed     uint64
 	Settings *Settings
 
-	// Candidates are all endpoints of the pool, in the view's order. Scores
-	// holds one column per scorer of Settings.Weights, in that order, each as
-	// long as Candidates.
+	// Candidates are all endpoints of the pool, in the view's order. Outside is
+	// empty where all scorers are the house's. Else it has one column for each of
+	// Settings.Weights, as long as Candidates: what those that are not have written.
 	Candidates []Candidate
-	Scores     []epp.Score
+	Outside    []epp.Score
 
 	// Predictions has an element for each of Candidates where the settings ask for
 	// predictions, else none; Pace is what they were made of besides.
@@ -135,8 +141,14 @@ type End struct {
 	PromptTokens, CompletionTokens, CachedTokens int
 }
 
-// Score returns scorer j's rating of candidate i.
-func (r *Record) Score(i, j int) *epp.Score { return &r.Scores[j*len(r.Candidates)+i] }
+// Score returns the rating of candidate i by the scorer of weight j.
+func (r *Record) Score(i, j int) epp.Score {
+	c, f := &r.Candidates[i], FactorOf(r.Settings.Weights[j].Name)
+	if f == Factors {
+		return r.Outside[j*len(r.Candidates)+i]
+	}
+	return epp.Score{Value: c.Factors[f], Unknown: c.Unknown&(1<<f) != 0}
+}
 
 // Factor returns the named scorer's value for candidate i; 0 where no such
 // scorer is set.
@@ -158,19 +170,18 @@ func (r *Record) MatchRatio(i int) float64 {
 	return min(1, float64(r.Candidates[i].Match.Tokens())/float64(r.BlockedTokens))
 }
 
-// Resize gives the record room for n candidates and k scorers, all zero, and
-// keeps the memory it had.
-func (r *Record) Resize(n, k int) {
-	r.Room(n, k)
+// Resize gives the record room for n candidates, all zero, and keeps the memory it
+// had.
+func (r *Record) Resize(n int) {
+	r.Room(n)
 	clear(r.Candidates)
-	clear(r.Scores)
 }
 
 // Room is Resize for a caller that writes every field: what was there before may
 // still be there.
-func (r *Record) Room(n, k int) {
+func (r *Record) Room(n int) {
 	r.Candidates = room(r.Candidates, n)
-	r.Scores = room(r.Scores, n*k)
+	r.Outside = r.Outside[:0]
 }
 
 // RoomPredictions gives the record room for a prediction of each candidate; what
@@ -184,17 +195,24 @@ func room[T any](s []T, n int) []T {
 	return s[:n]
 }
 
+// RoomOutside adds room for what scorers that are not the house's write, for k
+// weights, all zero. It follows Room.
+func (r *Record) RoomOutside(k int) {
+	r.Outside = room(r.Outside, len(r.Candidates)*k)
+	clear(r.Outside)
+}
+
 // Reset empties the record and keeps its memory.
 func (r *Record) Reset() {
-	c, s := r.Candidates[:0], r.Scores[:0]
-	*r = Record{Candidates: c, Scores: s, Predictions: r.Predictions[:0], Chosen: -1, RunnerUp: -1}
+	c, o := r.Candidates[:0], r.Outside[:0]
+	*r = Record{Candidates: c, Outside: o, Predictions: r.Predictions[:0], Chosen: -1, RunnerUp: -1}
 }
 
 // Clone returns a copy that shares nothing that changes.
 func (r *Record) Clone() *Record {
 	c := *r
 	c.Candidates = append([]Candidate(nil), r.Candidates...)
-	c.Scores = append([]epp.Score(nil), r.Scores...)
+	c.Outside = append([]epp.Score(nil), r.Outside...)
 	c.Predictions = append([]Prediction(nil), r.Predictions...)
 	return &c
 }

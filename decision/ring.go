@@ -136,12 +136,12 @@ func (r *Ring) Bytes() int {
 	return r.bytes
 }
 
-// size is what a record holds on to: itself, its two arrays, and its strings.
+// size is what a record holds on to: itself, its arrays, and its strings.
 // It uses capacities, which do not change while a record is in the ring.
 func size(r *Record) int {
 	n := int(unsafe.Sizeof(*r)) +
 		cap(r.Candidates)*int(unsafe.Sizeof(Candidate{})) +
-		cap(r.Scores)*int(unsafe.Sizeof(epp.Score{})) +
+		cap(r.Outside)*int(unsafe.Sizeof(epp.Score{})) +
 		cap(r.Predictions)*int(unsafe.Sizeof(Prediction{}))
 	return n + len(r.RequestID) + len(r.ClientID) + len(r.Path) + len(r.Model) + len(r.Target) + len(r.Adapter) + len(r.TokenNote)
 }

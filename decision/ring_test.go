@@ -14,7 +14,7 @@ import (
 func fill(r *decision.Ring, id string, n int) uint64 {
 	rec := r.New()
 	rec.RequestID, rec.Settings = id, decision.Defaults()
-	rec.Resize(n, 5)
+	rec.Resize(n)
 	return r.Put(rec)
 }
 

@@ -18,6 +18,39 @@ const (
 	AdapterScorer = "adapter"
 )
 
+// Factor is one of the scorers of the house, by its place in Candidate.Factors.
+type Factor uint8
+
+// The factors, in the order in which a sum adds them.
+const (
+	CacheFactor Factor = iota
+	LoadFactor
+	QueueFactor
+	HealthFactor
+	AdapterFactor
+
+	// Factors is how many there are.
+	Factors
+)
+
+// FactorOf returns the factor of the named scorer; Factors where it is none of
+// the house's.
+func FactorOf(scorer string) Factor {
+	switch scorer {
+	case CacheScorer:
+		return CacheFactor
+	case LoadScorer:
+		return LoadFactor
+	case QueueScorer:
+		return QueueFactor
+	case HealthScorer:
+		return HealthFactor
+	case AdapterScorer:
+		return AdapterFactor
+	}
+	return Factors
+}
+
 // Weight is how much a scorer counts.
 type Weight struct {
 	Name  string

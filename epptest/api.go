@@ -114,10 +114,7 @@ func (p *process) infer(w http.ResponseWriter, r *http.Request, serve func(http.
 	case fault.ResetBeforeHeaders:
 		resetConnection(w)
 	case fault.Hang:
-		select {
-		case <-r.Context().Done():
-		case <-p.done:
-		}
+		p.hang(r)
 	case fault.Status != 0:
 		writeError(w, fault.Status, "", http.StatusText(fault.Status))
 	default:
@@ -255,7 +252,19 @@ func (p *process) tooLong(w http.ResponseWriter, tokens int) bool {
 	return true
 }
 
+// hang answers nothing for as long as the client waits.
+func (p *process) hang(r *http.Request) {
+	select {
+	case <-r.Context().Done():
+	case <-p.done:
+	}
+}
+
 func (p *process) serveTokenize(w http.ResponseWriter, r *http.Request) {
+	if p.owner.currentFault().Hang {
+		p.hang(r)
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
 	if err != nil {
 		writeError(w, http.StatusBadRequest, "", "body: "+err.Error())

@@ -14,7 +14,7 @@ type Fault struct {
 	Slow time.Duration
 	// Status, if not 0, is answered at once, in the form of vLLM's errors.
 	Status int
-	// Hang accepts requests and never answers.
+	// Hang accepts requests, for tokens too, and never answers.
 	Hang bool
 	// ResetBeforeHeaders resets the connection when the request was read.
 	ResetBeforeHeaders bool

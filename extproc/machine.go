@@ -86,6 +86,8 @@ type machine struct {
 
 	in      picker.Incoming
 	body    []byte
+	length  int      // of the body, as its headers say; −1 where they don't
+	rank    string   // of the destination; empty where it has one
 	remove  []string // the client's headers that must not reach an endpoint
 	trailed bool     // the request's trailers were seen
 	asked   bool     // pick was called
@@ -156,6 +158,7 @@ func (m *machine) requestHeaders(h *extprocv3.HttpHeaders, r *extprocv3.Processi
 		return m.outOfOrder("request headers")
 	}
 	length, err := m.readRequestHeaders(h.GetHeaders().GetHeaders())
+	m.length = min(length, m.maxBody)
 	if err == nil {
 		m.in.Subset, err = subsetHint(r.GetMetadataContext())
 	}
@@ -228,6 +231,10 @@ func (m *machine) requestBody(b *extprocv3.HttpBody) error {
 	return nil
 }
 
+// roomFactor is how many times as much as its first chunk is set aside for a body
+// that says it is longer: a lie costs no more than that.
+const roomFactor = 8
+
 // collect adds a chunk to the body.
 func (m *machine) collect(chunk []byte) error {
 	if len(m.body)+len(chunk) > m.maxBody {
@@ -238,6 +245,9 @@ func (m *machine) collect(chunk []byte) error {
 	}
 	if m.body == nil {
 		m.body = chunk // ours: the decoder has copied it
+		if room := min(m.length, roomFactor*len(chunk)); room > len(chunk) {
+			m.body = append(make([]byte, 0, room), chunk...)
+		}
 		return nil
 	}
 	m.body = append(m.body, chunk...)
@@ -292,9 +302,11 @@ func (m *machine) decide() error {
 	}
 	m.picked, m.phase = c, routed
 	at, body := c.Target()
-	m.destination = at.Address
+	m.destination, m.rank = at.Address, at.Rank
 	for _, e := range c.Alternatives() {
-		m.destination += "," + e.Address
+		if at.Rank == e.Rank { // the header of the rank goes along to each of them
+			m.destination += "," + e.Address
+		}
 	}
 	if readable && !same(body, m.body) {
 		m.body, m.end.Rewritten = body, true

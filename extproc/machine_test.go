@@ -345,7 +345,7 @@ func TestControlHeaders(t *testing.T) {
 		"X-Gateway-Destination-Endpoint-Subset", "x-gateway-destination-endpoint-fallback", "x-gateway-inference-fairness-id",
 		"x-gateway-model-name-rewrite", "X-LLM-D-Inference-Objective", "x-prefiller-host-port", "x-encoder-hosts-ports",
 		"x-data-parallel-host-port", "x-kv-cache-source-host-port", "x-slo-ttft-ms", "x-slo-tpot-ms", "x-session-token",
-		"EPP-Profile", "test-epp-endpoint-selection",
+		"EPP-Profile", "test-epp-endpoint-selection", "X-Data-Parallel-Rank",
 	} {
 		for _, request := range []filterv3.ProcessingMode_BodySendMode{modeBuffered, modeDuplex, modeNone} {
 			w := newWitness(t)
@@ -370,5 +370,34 @@ func TestControlHeaders(t *testing.T) {
 			}
 			w.end(byGateway)
 		}
+	}
+}
+
+// The rank behind the picked address goes along in a header of its own, which is
+// set and not removed as well where a client had sent one. An alternative of
+// another rank could not be told so, and is left out.
+func TestRankHeader(t *testing.T) {
+	at := newRide(picker.Incoming{}, "10.0.0.7:8000", "10.0.0.8:8000", "10.0.0.9:8000")
+	at.endpoints[0].Rank, at.endpoints[1].Rank, at.endpoints[2].Rank = "1", "0", "1"
+	m := &machine{
+		id: "ID", maxBody: witnessLimit, request: unannounced, response: unannounced,
+		pick: func(picker.Incoming) (Carried, error) { return at, nil },
+		hold: func(int) bool { return true },
+	}
+	if err := m.feed(epptest.Announce(epptest.RequestHeaders(true, "X-Data-Parallel-Rank", "7"), modeBuffered, modeNone)); err != nil {
+		t.Fatal(err)
+	}
+	set := map[string]string{}
+	for _, out := range m.out {
+		change := out.GetRequestHeaders().GetResponse().GetHeaderMutation()
+		for _, h := range change.GetSetHeaders() {
+			set[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
+		}
+		if len(change.GetRemoveHeaders()) > 0 {
+			t.Errorf("removed %q", change.GetRemoveHeaders())
+		}
+	}
+	if set[epp.RankHeader] != "1" || set[DestinationHeader] != "10.0.0.7:8000,10.0.0.9:8000" {
+		t.Errorf("set %q", set)
 	}
 }

@@ -216,9 +216,12 @@ func (m *machine) mutation(withRemoval bool) *extprocv3.HeaderMutation {
 	change := &extprocv3.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{
 		header(DestinationHeader, m.destination), header(picker.IDHeader, m.id),
 	}}
+	if m.rank != "" {
+		change.SetHeaders = append(change.SetHeaders, header(epp.RankHeader, m.rank))
+	}
 	if withRemoval {
 		for _, name := range m.remove {
-			if name != DestinationHeader {
+			if name != DestinationHeader && (name != epp.RankHeader || m.rank == "") {
 				change.RemoveHeaders = append(change.RemoveHeaders, name)
 			}
 		}

@@ -34,6 +34,15 @@ type certificates struct {
 	looked  time.Time // when the files were last looked at
 }
 
+// ServerTLS returns the server's side of TLS as a [Server] shows it, for others of
+// the process: with the certificate of two files, read anew within a second of a
+// change, or, where they are empty, one of our own. An error names the file that
+// cannot be read.
+func ServerTLS(certFile, keyFile string, log *slog.Logger) (*tls.Config, error) {
+	c := &certificates{certFile: certFile, keyFile: keyFile, log: log}
+	return c.config(), c.load()
+}
+
 // config is the server's side of TLS. gRPC adds ALPN h2.
 func (c *certificates) config() *tls.Config {
 	return &tls.Config{

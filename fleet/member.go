@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/health"
 	"epp.internal/epp/kvindex"
 )
@@ -25,10 +26,14 @@ type Member struct {
 	last     epp.Signals // the counters after Leave
 	lastWork epp.Work    // and the work
 
-	// outcomes is the health by how requests and readings ended, asleep as
-	// reported; Signals.Health is what a decision sees of both.
+	// outcomes is the health by how requests and readings ended, facts by all
+	// else; Signals.Health is what a decision sees of both. gpuAt is when the GPU was
+	// read last.
 	outcomes health.State
-	asleep   bool
+	facts    health.Facts
+	gpuAt    time.Time
+	// truth is how the endpoint's claims on its cache compare with its answers.
+	truth audit.State
 	// lost is what Incomplete said.
 	lost bool
 
@@ -116,15 +121,15 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	}
 	m.learnRate(&l)
 	s := m.signals()
-	s.Waiting, s.Running, s.KVUsage, s.GPU = l.Waiting, l.Running, l.KVUsage, l.GPU
-	s.ReadAt, s.InFlightAtRead = began, m.counted(mark, &l)
+	s.Waiting, s.Running, s.KVUsage = l.Waiting, l.Running, l.KVUsage
+	s.ReadAt, s.InFlightAtRead = epp.InstantOf(began), m.counted(mark, &l)
 	if l.BlockTokens > 0 {
 		s.BlockTokens = l.BlockTokens
 	}
 	m.learnSlots(s)
-	m.asleep = l.Asleep
 	m.outcomes.Reached(began)
-	m.rateHealth(began)
+	m.facts.Read(began, &l, m.mayLeave())
+	m.watch(began)
 	if l.MaxAdapters > 0 {
 		m.maxAdapters = l.MaxAdapters
 	}
@@ -216,24 +221,9 @@ func (m *Member) Failed(now time.Time, err error) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	if m.pos >= 0 && errors.Is(err, syscall.ECONNREFUSED) {
-		m.failed(now)
+		m.outcomes.Refused(now, m.mayLeave())
+		m.watch(now)
 	}
-}
-
-// failed counts a failure, and leaves the endpoint out if that is due and at most
-// half of the pool is. t.mu is held.
-func (m *Member) failed(now time.Time) {
-	out := 0
-	for _, o := range m.t.ailing {
-		if o.outcomes.Out() {
-			out++
-		}
-	}
-	m.outcomes.Failed(now, 2*(out+1) <= len(m.t.members))
-	if !slices.Contains(m.t.ailing, m) {
-		m.t.ailing = append(m.t.ailing, m)
-	}
-	m.rateHealth(now)
 }
 
 // setModels replaces the list of models. t.mu is held.
@@ -287,13 +277,11 @@ func (m *Member) forgetAdapters() {
 	m.adapters = nil
 }
 
-// rateHealth writes the health that a decision sees. An engine that was put to
-// sleep answers nothing, so it has none. t.mu is held.
-func (m *Member) rateHealth(now time.Time) {
-	m.signals().Health = m.outcomes.Score(now)
-	if m.asleep {
-		m.signals().Health = 0
-	}
+// Agent tells whether the endpoint's own agent reports for it from now on.
+func (m *Member) Agent(reports bool) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	m.signals().Agent = reports
 }
 
 // Apply writes KV events of this endpoint's engine into the index.
@@ -310,6 +298,7 @@ func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
 	defer m.t.mu.Unlock()
 	s := m.signals()
 	s.Incomplete = m.lost || incomplete
+	m.hear(s)
 	if size > 0 {
 		s.BlockTokens = size // what is stored is nearer to the truth than what a page says
 	}
@@ -321,7 +310,8 @@ func (m *Member) Reset(now time.Time) {
 	m.blocks.Clear(now)
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
-	m.signals().Incomplete = m.lost
+	m.signals().Incomplete, m.signals().Doubt = m.lost, 0
+	m.truth.Forget()
 	m.forgetAdapters()
 }
 
@@ -331,5 +321,17 @@ func (m *Member) Incomplete(now time.Time, incomplete bool) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	m.lost = incomplete
-	m.signals().Incomplete = m.lost || dropped
+	s := m.signals()
+	s.Incomplete = m.lost || dropped
+	if !incomplete { // all is known, if only that there is nothing
+		m.hear(s)
+	}
+}
+
+// hear notes that the endpoint tells of its cache. t.mu is held.
+func (m *Member) hear(s *epp.Signals) {
+	if !s.Heard && m.pos >= 0 {
+		m.t.silent.Add(-1)
+	}
+	s.Heard = true
 }

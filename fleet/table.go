@@ -3,9 +3,11 @@ package fleet
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/kvindex"
 )
 
@@ -16,6 +18,9 @@ type Options struct {
 	// MaxRunning is how many requests an endpoint runs at once where the
 	// operator has said so; 0: learnt.
 	MaxRunning int
+	// Probed says that endpoints are probed: until the first one of an endpoint has
+	// ended, its health is that of an unproven one.
+	Probed bool
 	// BookingBound is the age at which a booking whose end was not seen is
 	// ended all the same, and counted. 0 means DefaultBookingBound.
 	BookingBound time.Duration
@@ -31,13 +36,14 @@ type Table struct {
 
 	mu sync.Mutex // guards the following fields and those of members
 
-	// The view: one entry each for every member, in the order they joined.
+	// The view: one entry each for every member, in the order they joined. An
+	// element of endpoints never changes: records point to it.
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
 	work      []epp.Work
-	// ailing are the members against which outcomes are held: their health
-	// changes with time.
+	// ailing are the members against which something is held: their health and
+	// doubt change with time.
 	ailing []*Member
 
 	// holders[slot] is the slot's last member; nil where it is free.
@@ -57,6 +63,9 @@ type Table struct {
 	// What our own requests have taken: see pace.go.
 	firstTokens, answers line
 	pace                 epp.Pace
+
+	// silent counts the members that have not told of their caches.
+	silent atomic.Int64
 }
 
 // New returns an empty table.
@@ -91,6 +100,10 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	t.endpoints = append(t.endpoints, e)
 	t.work = append(t.work, epp.Work{})
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
+	t.silent.Add(1)
+	if t.opt.Probed {
+		m.await()
+	}
 	return m
 }
 
@@ -109,8 +122,11 @@ func (t *Table) freeSlot() epp.Slot {
 // t.mu is held.
 func (t *Table) leave(m *Member) {
 	m.last, m.lastWork = t.signals[m.pos], t.work[m.pos]
+	if !m.last.Heard {
+		t.silent.Add(-1)
+	}
 	t.members = slices.Delete(t.members, m.pos, m.pos+1)
-	t.endpoints = slices.Delete(t.endpoints, m.pos, m.pos+1)
+	t.endpoints = slices.Concat(t.endpoints[:m.pos], t.endpoints[m.pos+1:])
 	t.signals = slices.Delete(t.signals, m.pos, m.pos+1)
 	t.work = slices.Delete(t.work, m.pos, m.pos+1)
 	for i := m.pos; i < len(t.members); i++ {
@@ -174,12 +190,15 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	return t.ledger.add(m, tokens, epp.WorkOf(tokens, max(tokens, q.PromptTokens)), now), true
 }
 
-// recover brings the health of ailing members up to date. t.mu is held.
+// recover brings the health and the doubt of ailing members up to date. t.mu is held.
 func (t *Table) recover(now time.Time) {
 	for _, m := range t.ailing {
 		m.rateHealth(now)
+		m.signals().Doubt = m.truth.Doubt(now)
 	}
-	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool { return m.outcomes.Sound(now) })
+	t.ailing = slices.DeleteFunc(t.ailing, func(m *Member) bool {
+		return m.outcomes.Sound(now) && m.facts.Sound(now) && m.signals().Doubt == 0
+	})
 }
 
 // view shows the table to choose. t.mu is held.
@@ -253,6 +272,10 @@ func (t *Table) BlockSizes(dst []int) []int {
 	return dst
 }
 
+// Silent is how many endpoints have not told of their caches yet; it waits for
+// nothing.
+func (t *Table) Silent() int { return int(t.silent.Load()) }
+
 // Slots is one more than the highest slot in use: the length of a match slice.
 func (t *Table) Slots() int {
 	t.mu.Lock()
@@ -267,6 +290,7 @@ type State struct {
 	Blocks   int
 	Adapters []string
 	Listed   bool // its list of models is known
+	Truth    audit.State
 }
 
 // Snapshot returns the state of every endpoint, in the order they joined.
@@ -280,6 +304,7 @@ func (t *Table) Snapshot() []State {
 			Signals:  t.signals[i],
 			Adapters: slices.Clone(m.adapters),
 			Listed:   !t.unlisted.Has(m.endpoint.Slot),
+			Truth:    m.truth,
 		}
 	}
 	t.mu.Unlock()

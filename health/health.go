@@ -16,11 +16,22 @@
 // An endpoint that was left out is tried again by one request at a time, as if it
 // were sound, or nothing would go there while others are: after a second, and
 // after twice as long each time that fails, up to half a minute; a reading that
-// reaches it makes the next try due at once. A try that succeeds brings it back
+// reaches it after one that was refused makes the next try due at once. A try that succeeds brings it back
 // at the middle.
 //
 // Outcomes alone never leave out more than the caller allows (half of a pool):
 // then the score stays at the cutoff.
+//
+// # Facts
+//
+// [Facts] are all else: probes, the GPU, progress, sleep, and how warm the cache
+// is. Each fact allows the endpoint a health, in bands: 1 is sound, 0.7 to 0.9 has
+// something to watch, 0.3 to 0.6 is degraded, below that it is out. The worst one
+// counts, and its name is the reason. The health moves towards it, by 0.1 a second
+// down and 0.1 in 5 s up, so that a fact that comes and goes does not make it flap;
+// what leaves an endpoint out does so at once. testdata/facts tells it in stories.
+//
+// The health that a decision sees is the lower of the two.
 package health
 
 import "time"
@@ -45,6 +56,7 @@ type State struct {
 	at     time.Time // the last outcome
 	out    bool      // left out, but for tries
 	trying bool      // one request is on its way to find out
+	unread bool      // readings were refused, and none has reached it since
 	due    time.Time // of the next try
 	pause  time.Duration
 }
@@ -81,7 +93,7 @@ func (s *State) Sent() {
 	}
 }
 
-// Failed tells that a request, or a reading's connection, failed at now. mayLeave
+// Failed tells that a request failed at now. mayLeave
 // says whether the endpoint may be left out for it.
 func (s *State) Failed(now time.Time, mayLeave bool) {
 	if s.out {
@@ -100,6 +112,13 @@ func (s *State) Failed(now time.Time, mayLeave bool) {
 	}
 }
 
+// Refused tells that the connection of a reading was refused at now: a failure
+// that the next reading can prove to be over.
+func (s *State) Refused(now time.Time, mayLeave bool) {
+	s.Failed(now, mayLeave)
+	s.unread = true
+}
+
 // Served tells that a request was answered well.
 func (s *State) Served(now time.Time) {
 	if s.out {
@@ -113,10 +132,12 @@ func (s *State) Served(now time.Time) {
 // its client left, or its own fault was answered.
 func (s *State) Undecided() { s.trying = false }
 
-// Reached tells that a reading reached the endpoint: what was refused before is
-// worth a try at once.
+// Reached tells that a reading reached the endpoint: where readings were refused
+// before, it is worth a try at once. A page that was there all the time says
+// nothing of requests.
 func (s *State) Reached(now time.Time) {
-	if s.out && s.due.After(now) && !s.trying {
+	if s.unread && s.out && s.due.After(now) && !s.trying {
 		s.due, s.pause = now, firstPause
 	}
+	s.unread = false
 }

@@ -54,14 +54,18 @@ func TestThreeFailuresLeaveOut(t *testing.T) {
 	want(40, 1)
 }
 
-// TestReachedMakesATryDue: a reading that reaches the endpoint again cuts the
-// pause short; one that is refused prolongs it.
+// TestReachedMakesATryDue: a reading that reaches the endpoint again, after one that
+// was refused, cuts the pause short; one that is refused prolongs it.
 func TestReachedMakesATryDue(t *testing.T) {
 	var s health.State
 	for range 3 {
 		s.Failed(start, true)
 	}
-	s.Failed(start.Add(900*time.Millisecond), true) // the next reading is refused too
+	s.Reached(start.Add(500 * time.Millisecond)) // its page was there all the time
+	if got := s.Score(start.Add(500 * time.Millisecond)); got != 0 {
+		t.Errorf("a try is due at an endpoint that answers its page and no request: %v", got)
+	}
+	s.Refused(start.Add(900*time.Millisecond), true)
 	if got := s.Score(start.Add(time.Second)); got != 0 {
 		t.Errorf("a try is due at an endpoint that refuses: %v", got)
 	}
@@ -90,7 +94,9 @@ func TestAnyOrder(t *testing.T) {
 		now := start
 		for range rapid.IntRange(0, 60).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond)
-			switch rapid.IntRange(0, 4).Draw(t, "what") {
+			switch rapid.IntRange(0, 5).Draw(t, "what") {
+			case 5:
+				s.Refused(now, rapid.Bool().Draw(t, "may leave"))
 			case 0:
 				s.Failed(now, rapid.Bool().Draw(t, "may leave"))
 			case 1:

@@ -236,6 +236,10 @@ func (b *Batch) add(f *fields, payload []byte) Reason {
 	if e.Tier == "" {
 		e.Tier = defaultTier
 	}
+	if f.remote {
+		b.scratch = append(append(b.scratch[:0], remoteTier...), e.Tier...)
+		e.Tier = b.intern(b.scratch)
+	}
 	switch f.kind {
 	case epp.AllBlocksCleared:
 		// It names no blocks: whatever the endpoint holds, in each tier, is gone.

@@ -25,6 +25,7 @@ const (
 	fieldGroup
 	fieldSpecKind
 	fieldSalt
+	fieldLocality
 )
 
 // storedFields are the positions of an array-form BlockStored behind its tag,
@@ -40,6 +41,8 @@ var storedFields = [...]field{
 	fieldExtraKeys, // extra_keys: [[…] or nil] or nil         #33304
 	fieldGroup,     // group_idx: int or nil                   #37688
 	fieldSpecKind,  // kv_cache_spec_kind: str or nil          #40984
+	fieldUnknown,   // kv_cache_spec_sliding_window            #40984
+	fieldLocality,  // locality: LOCAL or REMOTE               #48281
 }
 
 // removedFields are the positions of an array-form BlockRemoved behind its tag.
@@ -47,6 +50,8 @@ var removedFields = [...]field{
 	fieldHashes, // block_hashes
 	fieldMedium, // medium
 	fieldGroup,  // group_idx
+
+	fieldLocality, // locality
 }
 
 // fieldOf returns the field that a map-form event's key names. cache_salt is
@@ -77,6 +82,8 @@ func fieldOf(key []byte) field {
 		return fieldSpecKind
 	case "cache_salt":
 		return fieldSalt
+	case "locality":
+		return fieldLocality
 	}
 	return fieldUnknown
 }
@@ -93,6 +100,7 @@ type fields struct {
 	adapter     string
 	salt        string
 	tier        string
+	remote      bool // in a store that is not the endpoint's own
 	group       int
 	otherGroup  bool
 	extraKeys   int // where in the payload extra_keys begin; 0: none
@@ -216,6 +224,8 @@ func (f *fields) readName(name field, r *reader, b *Batch) Reason {
 		f.adapter = b.intern(s)
 	case fieldSalt:
 		f.salt = b.intern(s)
+	case fieldLocality:
+		f.remote = string(s) == "REMOTE"
 	case fieldSpecKind:
 		f.otherGroup = !prefixKind(s)
 	}
@@ -380,6 +390,10 @@ func kindOf(tag []byte) epp.BlockEventKind {
 	}
 	return 0
 }
+
+// remoteTier begins the name of a tier whose blocks lie in a store elsewhere: what
+// is removed there is still held here.
+const remoteTier = "REMOTE:"
 
 // tierOf returns a medium's name; the common ones cost nothing.
 func tierOf(medium []byte, b *Batch) string {

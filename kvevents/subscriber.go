@@ -59,6 +59,8 @@ type Hooks struct {
 	Gap func(missed uint64)
 	// Restart is called for each restart of the engine that was noticed.
 	Restart func()
+	// Lost is called each time the live connection ended, or could not be made.
+	Lost func()
 	// Replay is called for each end of a replay: done, or given up.
 	Replay func(done bool)
 	// Dropped is called for each live message that found no room to wait.
@@ -88,6 +90,7 @@ type Subscriber struct {
 
 	seq   sequencer
 	batch Batch
+	clock clock
 	// stop ends the replay that runs; nil where none does. replay is its number:
 	// what comes of another is too late.
 	stop   context.CancelFunc
@@ -112,6 +115,9 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		stood, err := s.follow(ctx)
 		if ctx.Err() != nil {
 			break
+		}
+		if s.Hooks.Lost != nil {
+			s.Hooks.Lost()
 		}
 		if stood || !told {
 			s.Log.Warn("kv events: no connection", "address", s.Address, "error", err)
@@ -455,6 +461,13 @@ func (s *Subscriber) apply(now time.Time, payload []byte) verdict {
 	}
 	if len(s.batch.Events) == 0 {
 		return wasFine
+	}
+	if at := s.clock.at(now, s.batch.Time); !at.IsZero() {
+		for i := range s.batch.Events {
+			if s.batch.Events[i].Kind != epp.BlockStored {
+				s.batch.Events[i].At = at
+			}
+		}
 	}
 	s.Sink.Apply(now, s.batch.Events)
 	return s.countEvents()

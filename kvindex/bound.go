@@ -48,7 +48,7 @@ func (x *Index) step(l *lap, n int) {
 			continue
 		}
 		place := lane.copies[l.slot].place
-		if place == 0 || x.nodes.at(place).stamp.Load() > l.cutoff {
+		if place == 0 || x.nodes.at(place).stamp() > l.cutoff {
 			l.slot++
 			continue
 		}
@@ -88,7 +88,7 @@ func (x *Index) stamps() []uint32 {
 		}
 		for j := range each {
 			if n := &c[j*chunkNodes/each]; n.live() {
-				stamps = append(stamps, n.stamp.Load())
+				stamps = append(stamps, n.stamp())
 			}
 		}
 	}
@@ -101,7 +101,7 @@ func (w *Writer) stamps() []uint32 {
 	for _, l := range w.lanes {
 		for i := 0; i < len(l.copies); i += 1 + len(l.copies)/samples {
 			if place := l.copies[i].place; place != 0 {
-				stamps = append(stamps, w.index.nodes.at(place).stamp.Load())
+				stamps = append(stamps, w.index.nodes.at(place).stamp())
 			}
 		}
 	}
@@ -190,15 +190,17 @@ func (x *Index) plant(hash uint64, set, after uint32) uint32 {
 		x.bytes += chunkBytes
 	}
 	place := x.nodes.take(after)
+	if x.given {
+		x.given = false
+		x.generation.Add(1)
+	}
 	n := x.nodes.at(place)
 	n.hash.Store(hash)
-	n.stamp.Store(x.clock.Load())
+	n.state.Store(state(x.clock.Load(), set)) // after the hash: a reader reads them the other way round
 	x.sets.records[set].nodes++
 	// A new chunk may have made room behind the parent.
-	head = head && (after == 0 || place != after+1)
-	x.nodes.setHead(place, head)
-	n.set.Store(set) // after the hash: a reader reads them the other way round
-	if head {
+	if head && (after == 0 || place != after+1) {
+		x.nodes.setHead(place)
 		x.table.shard(hash).insert(hash, place)
 	}
 	return place
@@ -206,7 +208,7 @@ func (x *Index) plant(hash uint64, set, after uint32) uint32 {
 
 // uproot frees the node of a block that no endpoint holds.
 func (x *Index) uproot(place uint32) {
-	x.generation.Add(1)
+	x.given = true
 	x.behead(place + 1)
 	if x.nodes.isHead(place) {
 		hash := x.nodes.at(place).hash.Load()
@@ -235,17 +237,17 @@ func (x *Index) behead(place uint32) {
 		s.renew()
 		x.bytes += (renewed - now) * 8
 	}
-	x.nodes.setHead(place, true)
+	x.nodes.setHead(place)
 	s.insert(n.hash.Load(), place)
 }
 
 // change gives a node another set, or none.
 func (x *Index) change(n *node, to uint32) {
-	from := n.set.Load()
+	from := n.set()
 	if to != 0 {
 		x.sets.records[to].nodes++
 	}
-	n.set.Store(to)
+	n.state.Store(state(n.stamp(), to))
 	x.release(from)
 }
 

@@ -38,7 +38,15 @@ func checkConsistent(t fataler, x *Index) {
 			}
 			copies += live
 		}
-		bytes += len(w.extra)*mapEntryBytes + w.parked.bytes
+		bytes += len(w.extra)*mapEntryBytes + len(w.besides)*besidesBytes + w.parked.bytes
+		for _, l := range w.lanes {
+			bytes += len(l.again) * mapEntryBytes
+			for hash, n := range l.again {
+				if _, place := l.find(hash); place == 0 || n == 0 || n >= maxCopies {
+					t.Fatalf("slot %d: copy %x at place %d is there %d more times", w.slot, hash, place, n)
+				}
+			}
+		}
 	}
 	if copies != x.copies {
 		t.Fatalf("%d copies, index says %d", copies, x.copies)
@@ -47,8 +55,8 @@ func checkConsistent(t fataler, x *Index) {
 	heads := 0
 	for place, slots := range holders {
 		n := x.nodes.at(place)
-		s := x.sets.at(n.set.Load())
-		users[n.set.Load()]++
+		s := x.sets.at(n.set())
+		users[n.set()]++
 		if s.n != len(slots) {
 			t.Fatalf("node %d has %d holders, want %d", place, s.n, len(slots))
 		}

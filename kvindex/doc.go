@@ -22,7 +22,10 @@
 //     block, so Nodes is the number of living blocks.
 //   - An endpoint's events change only what that endpoint holds.
 //   - A block is held as long as one copy of it is left: a copy is one (tier,
-//     group, engine hash) of an endpoint, announced any number of times.
+//     group, engine hash) of an endpoint, and is there as often as it was stored
+//     and not removed. An engine that announces what it holds once more, without
+//     storing it (vLLM, where a request asks for kv_cache_report_mode "full"), is
+//     not told from one that stores it twice.
 //   - A block that is removed takes nothing else along. Blocks after it stay, do
 //     not count in a match, and count again when it is stored again.
 //   - Engine hashes are opaque. They lead to a node, within their lane (endpoint,

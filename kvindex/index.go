@@ -35,6 +35,8 @@ type Options struct {
 	MaxParkedBlocks int
 	// MaxEndpointShare, in (0, 1], bounds one endpoint's part of MaxBytes.
 	MaxEndpointShare float64
+	// Tiers are what blocks beside the GPU are worth.
+	Tiers Tiers
 }
 
 func (o Options) withDefaults() Options {
@@ -48,6 +50,7 @@ func (o Options) withDefaults() Options {
 	if !(o.MaxEndpointShare > 0 && o.MaxEndpointShare <= 1) {
 		o.MaxEndpointShare = DefaultMaxEndpointShare
 	}
+	o.Tiers = o.Tiers.withDefaults()
 	return o
 }
 
@@ -59,11 +62,15 @@ type Index struct {
 	table   table
 	sets    sets
 
-	// generation changes when a node is given up, and when a set's number is,
-	// before either can be used again.
+	// generation changes before a node's place is used again that was given up, and
+	// when a set's number is given up.
 	generation atomic.Uint64
+	// slow counts the blocks of which an endpoint has a copy beside its GPU, once
+	// for each endpoint.
+	slow atomic.Int64
 
 	mu      sync.Mutex // guards the following fields, and all but atomics above
+	given   bool       // places were given up since the generation changed
 	most    int        // copies that one endpoint may have
 	bytes   int
 	copies  int // of all writers
@@ -146,23 +153,30 @@ func (x *Index) follow(at *look, chain []uint64, now uint32) int {
 	run = run[:min(len(run), len(chain))]
 	done := 0
 	for {
-		rest, hashes := run[done:], chain[done:]
-		rest = rest[:min(len(rest), followBlocks)]
-		n := 0
-		for n < len(rest) && n < len(hashes) {
-			next := &rest[n]
-			if next.set.Load() != at.number || next.hash.Load() != hashes[n] {
-				break
-			}
-			next.touch(now)
-			n++
-		}
+		n := alike(run[done:min(len(run), done+followBlocks)], chain[done:], state(now, at.number))
 		if x.generation.Load() != at.generation {
 			return done
 		}
 		if done += n; n < followBlocks {
 			return done
 		}
+	}
+}
+
+// alike returns how many nodes in a row have these hashes, and the set of the
+// state, and gives them its stamp. There are hashes for all.
+func alike(nodes []node, hashes []uint64, want uint64) int {
+	hashes = hashes[:len(nodes)]
+	n := 0
+	for {
+		for n < len(nodes) && nodes[n].state.Load() == want && nodes[n].hash.Load() == hashes[n] {
+			n++
+		}
+		if n == len(nodes) || nodes[n].set() != uint32(want) || nodes[n].hash.Load() != hashes[n] {
+			return n
+		}
+		nodes[n].touch(uint32(want >> 32)) // its stamp is older: that was all
+		n++
 	}
 }
 
@@ -174,7 +188,7 @@ func (x *Index) read(place uint32, hash uint64) look {
 	}
 	for {
 		generation := x.generation.Load()
-		number := n.set.Load()
+		number := n.set()
 		if number == 0 || n.hash.Load() != hash {
 			return look{}
 		}
@@ -202,15 +216,30 @@ func (x *Index) find(hash uint64) look {
 	}
 }
 
-// lookUp looks a block up, behind its parent or in the table. after is the
-// parent's place, or 0 for a prompt's first block.
-func (x *Index) lookUp(hash uint64, after uint32) look {
-	if after != 0 {
-		if at := x.read(after+1, hash); at.set != nil {
-			return at
+// placeOf looks a block up, behind its parent or in the table, for a writer: it
+// returns its place, or 0. after is the parent's place, or 0 for a prompt's first
+// block. x.mu is held.
+func (x *Index) placeOf(hash uint64, after uint32) uint32 {
+	if after != 0 && x.holds(after+1, hash) {
+		return after + 1
+	}
+	slots := *x.table.shard(hash).slots.Load()
+	tag := tag(hash)
+	for i := first(tag<<32, len(slots)); ; i = next(i, len(slots)) {
+		entry := slots[i].Load()
+		if entry == 0 {
+			return 0
+		}
+		if entry>>32 == tag && entry != gone && x.holds(uint32(entry), hash) {
+			return uint32(entry)
 		}
 	}
-	return x.find(hash)
+}
+
+// holds reports whether the node at place is the block with this hash.
+func (x *Index) holds(place uint32, hash uint64) bool {
+	n := x.nodes.at(place)
+	return n != nil && n.live() && n.hash.Load() == hash
 }
 
 // Endpoint opens a slot's side of the index. A slot has one writer at a time:

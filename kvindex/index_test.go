@@ -110,12 +110,20 @@ func TestCaseP2MemoryIsBounded(t *testing.T) {
 		w := x.Endpoint(0)
 		e := []epp.BlockEvent{chainEvent(1, chain)}
 		w.Apply(time.Unix(0, 0), e)
+		once := x.Bytes()
+		w.Apply(time.Unix(0, 0), e)
 		before := x.Bytes()
-		for range 100_000 / scale {
+		for range 100_000/scale - 1 {
 			w.Apply(time.Unix(0, 0), e)
 		}
 		if s := x.Stats(); s.Bytes != before || s.Nodes != chain || s.Copies != chain || s.Duplicates != 100_000/scale*chain {
-			t.Errorf("%+v, want %d bytes and %d blocks as after the first time", s, before, chain)
+			t.Errorf("%+v, want %d bytes and %d blocks as after the second time", s, before, chain)
+		}
+		for range maxCopies - 1 {
+			w.Apply(time.Unix(0, 0), []epp.BlockEvent{{Kind: epp.BlockRemoved, Hashes: e[0].Hashes, Tier: e[0].Tier}})
+		}
+		if s := x.Stats(); s.Bytes != once || s.Nodes != chain {
+			t.Errorf("%+v, want %d bytes and %d blocks as after the first time", s, once, chain)
 		}
 	})
 }

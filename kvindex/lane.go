@@ -9,11 +9,15 @@ import (
 type lane struct {
 	tier  string
 	group int
+	depth depth // of the tier
 
 	seed uint64 // so that no engine can choose hashes that fall together
 	// Linear probing; a removal moves the copies behind it up.
 	copies []laneCopy
 	live   int
+	// again is, by engine hash, how many more times a copy is there than once: at
+	// most maxCopies-1 of each. Nil where none is.
+	again map[uint64]uint32
 }
 
 // laneCopy is a copy of a block, or a free slot if place is 0. The engine's hash

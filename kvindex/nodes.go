@@ -11,22 +11,30 @@ import (
 // generation is the same before and after: then the set is that of the block with
 // this hash.
 type node struct {
-	hash  atomic.Uint64
-	set   atomic.Uint32 // number; 0 in a free node
-	stamp atomic.Uint32 // when the block was last stored or matched, in Unix seconds
+	hash atomic.Uint64
+	// state is when the block was last stored or matched, in Unix seconds, over 32
+	// bits of its set's number, which is 0 in a free node. One word has both: a
+	// reader compares them at once, and a store is dear.
+	state atomic.Uint64
 }
+
+func state(stamp, set uint32) uint64 { return uint64(stamp)<<32 | uint64(set) }
+
+func (n *node) set() uint32   { return uint32(n.state.Load()) }
+func (n *node) stamp() uint32 { return uint32(n.state.Load() >> 32) }
 
 // A run is a stretch of nodes whose blocks follow each other in some prompt. Its
 // first node is its head, the only one in the table: every other is found by its
 // place, which is the one after its parent's.
 
 // live reports whether n is a block now.
-func (n *node) live() bool { return n.set.Load() != 0 }
+func (n *node) live() bool { return n.set() != 0 }
 
-// touch stamps a block that is matched or stored.
+// touch stamps a block that is matched or stored. A stamp that comes together with
+// a writer's is lost.
 func (n *node) touch(now uint32) {
-	if n.stamp.Load() != now {
-		n.stamp.Store(now)
+	if s := n.state.Load(); uint32(s>>32) != now && uint32(s) != 0 {
+		n.state.CompareAndSwap(s, state(now, uint32(s)))
 	}
 }
 
@@ -40,7 +48,7 @@ const (
 type chunk [chunkNodes]node
 
 // ledger says which nodes of a chunk are free, and which are heads of runs, one
-// bit each.
+// bit each. A free one is no head.
 type ledger struct {
 	free, heads [chunkNodes / 64]uint64
 	live        int
@@ -118,12 +126,8 @@ func (a *arena) isHead(place uint32) bool {
 	return a.ledgers[place>>chunkBits].heads[place%chunkNodes/64]&(1<<(place%64)) != 0
 }
 
-func (a *arena) setHead(place uint32, head bool) {
-	word := &a.ledgers[place>>chunkBits].heads[place%chunkNodes/64]
-	*word &^= 1 << (place % 64)
-	if head {
-		*word |= 1 << (place % 64)
-	}
+func (a *arena) setHead(place uint32) {
+	a.ledgers[place>>chunkBits].heads[place%chunkNodes/64] |= 1 << (place % 64)
 }
 
 // stretch is how many words of free bits search looks at, beyond the first that
@@ -187,6 +191,7 @@ func (a *arena) give(place uint32) bool {
 	i := place >> chunkBits
 	l := a.ledgers[i]
 	l.free[place%chunkNodes/64] |= 1 << (place % 64)
+	l.heads[place%chunkNodes/64] &^= 1 << (place % 64)
 	l.live--
 	a.live--
 	if l.live > 0 || a.spare() < 2*chunkNodes {

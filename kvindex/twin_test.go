@@ -18,6 +18,7 @@ type twin map[epp.Slot]*twinEndpoint
 
 type twinEndpoint struct {
 	held   map[twinName]string
+	again  map[twinName]int // how many more times than once
 	parked map[twinName]twinParked
 }
 
@@ -33,7 +34,7 @@ type twinParked struct {
 }
 
 func newTwinEndpoint() *twinEndpoint {
-	return &twinEndpoint{held: map[twinName]string{}, parked: map[twinName]twinParked{}}
+	return &twinEndpoint{held: map[twinName]string{}, again: map[twinName]int{}, parked: map[twinName]twinParked{}}
 }
 
 func (e *twinEndpoint) apply(ev epp.BlockEvent) {
@@ -43,6 +44,10 @@ func (e *twinEndpoint) apply(ev epp.BlockEvent) {
 		*e = *newTwinEndpoint()
 	case epp.BlockRemoved:
 		for _, h := range ev.Hashes {
+			if e.again[name(h)] > 0 {
+				e.again[name(h)]--
+				continue
+			}
 			delete(e.held, name(h))
 			delete(e.parked, name(h))
 		}
@@ -61,11 +66,17 @@ func (e *twinEndpoint) apply(ev epp.BlockEvent) {
 			switch {
 			case known:
 				path += step
+				if was && old == path {
+					e.again[name(h)] = min(e.again[name(h)]+1, maxCopies-1)
+				} else {
+					e.again[name(h)] = 0
+				}
 				e.held[name(h)] = path
 				delete(e.parked, name(h))
 				e.unpark(name(h))
 			case was:
 				path, known = old, true
+				e.again[name(h)] = min(e.again[name(h)]+1, maxCopies-1)
 			default:
 				e.parked[name(h)] = twinParked{parent, step}
 			}

@@ -14,8 +14,9 @@ import (
 // tiers, and two or three groups that count.
 const maxLanes = 64
 
-// maxCopies bounds the copies of one block that an endpoint can have. Engines
-// have one a tier and group.
+// maxCopies bounds the copies of one block that an endpoint can have, and how
+// often one of them can be there. Engines have one a tier and group, each as many
+// times as requests computed it side by side.
 const maxCopies = 256
 
 // clearStep is how many copies a clear drops before it lets other writers on.
@@ -33,8 +34,9 @@ type Writer struct {
 
 	lanes      []*lane
 	extra      map[uint32]uint32 // by place: copies beyond the first
-	copies     int               // entries of all lanes
-	blocks     int               // different blocks held
+	besides    map[uint32]besides
+	copies     int // entries of all lanes
+	blocks     int // different blocks held
 	parked     parking
 	joined     step // the last one from a set to the one with this endpoint in it
 	parted     step // and from a set to the one without it
@@ -166,7 +168,7 @@ func (w *Writer) lane(tier string, group int) *lane {
 	if len(w.lanes) == maxLanes {
 		return nil
 	}
-	l := &lane{tier: strings.Clone(tier), group: group, seed: uint64(w.index.options.Key)}
+	l := &lane{tier: strings.Clone(tier), group: group, depth: depthOf(tier), seed: uint64(w.index.options.Key)}
 	w.lanes = append(w.lanes, l)
 	return l
 }
@@ -175,6 +177,9 @@ func (w *Writer) lane(tier string, group int) *lane {
 // needed to hash it.
 func wellFormed(e *epp.BlockEvent) bool {
 	n := len(e.Hashes)
+	if e.Keys != nil {
+		return n > 0 && len(e.Keys) == n && len(e.Tokens) == 0
+	}
 	return n > 0 && e.BlockTokens > 0 &&
 		len(e.Tokens)%n == 0 && len(e.Tokens)/n == e.BlockTokens &&
 		(e.Media == nil || len(e.Media) == n)
@@ -184,6 +189,10 @@ func wellFormed(e *epp.BlockEvent) bool {
 // up to the first that is known itself: an engine may announce again what it
 // holds, and its name for a block stands for the whole path.
 func (w *Writer) store(l *lane, e *epp.BlockEvent) {
+	if e.Keys != nil {
+		w.storeKeyed(l, e)
+		return
+	}
 	x := w.index
 	var own uint64
 	var place uint32
@@ -208,18 +217,15 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 		n := x.nodes.at(place)
 		own = n.hash.Load()
 		n.touch(x.clock.Load())
-		w.counts.Duplicates++
+		w.holdAgain(l, e.Hashes[i])
 		i++
 	}
 	for ; i < len(e.Hashes); i += warmBlocks {
 		hashes := e.Hashes[i:min(i+warmBlocks, len(e.Hashes))]
-		var chain [warmBlocks]uint64
 		former := own
-		for j := range hashes {
-			tokens, media := blockOf(e, i+j)
-			own = block.ExtendMedia(own, media, tokens)
-			chain[j] = own
-		}
+		var space [warmBlocks]uint64
+		chain := appendOwn(space[:0], own, e, i, len(hashes))
+		own = chain[len(chain)-1]
 		w.warm(l, hashes)
 		for j, hash := range hashes {
 			if place = w.hold(l, hash, chain[j], parent{place, former}); place == 0 {
@@ -233,6 +239,20 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 			}
 		}
 	}
+}
+
+// appendOwn appends our hashes of n blocks of e, from block i on, after parent.
+func appendOwn(dst []uint64, parent uint64, e *epp.BlockEvent, i, n int) []uint64 {
+	if e.Media == nil {
+		return block.AppendChain(dst, parent, e.Tokens[i*e.BlockTokens:(i+n)*e.BlockTokens], e.BlockTokens)
+	}
+	for ; n > 0; n-- {
+		tokens, media := blockOf(e, i)
+		parent = block.ExtendMedia(parent, media, tokens)
+		dst = append(dst, parent)
+		i++
+	}
+	return dst
 }
 
 // blockOf returns what block i of e is made of.
@@ -253,10 +273,8 @@ type parent struct {
 // of returns the parent's place, or 0 if it is not there any more: a lap may
 // have dropped it.
 func (p parent) of(x *Index) uint32 {
-	if p.place != 0 {
-		if n := x.nodes.at(p.place); n != nil && n.live() && n.hash.Load() == p.hash {
-			return p.place
-		}
+	if p.place != 0 && x.holds(p.place, p.hash) {
+		return p.place
 	}
 	return 0
 }
@@ -273,7 +291,7 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 	if place != 0 {
 		if n := x.nodes.at(place); n.hash.Load() == own {
 			n.touch(x.clock.Load())
-			w.counts.Duplicates++
+			w.holdAgain(l, hash)
 			return place
 		}
 		w.drop(l, slot) // the engine gave its name to another block
@@ -287,19 +305,33 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		slot, _ = l.find(hash)
 	}
 	after := before.of(x)
-	at := x.lookUp(own, after)
-	place = at.place
-	switch {
-	case at.set == nil:
+	if place = x.placeOf(own, after); place == 0 {
 		to := w.join(0)
 		if place = x.plant(own, to, after); place == 0 {
 			x.abandon(to)
 			return 0
 		}
 		w.blocks++
-	case at.set.has(w.slot):
+	} else if !w.share(place) {
+		return 0
+	}
+	l.put(slot, hash, place)
+	w.shift(place, l.depth, 1)
+	w.copies++
+	x.copies++
+	w.counts.Stored++
+	return place
+}
+
+// share adds a copy to a block that some endpoint holds, or returns false where a
+// bound forbids it.
+func (w *Writer) share(place uint32) bool {
+	x := w.index
+	n := x.nodes.at(place)
+	n.touch(x.clock.Load())
+	if x.sets.at(n.set()).has(w.slot) {
 		if w.extra[place] == maxCopies-1 {
-			return 0
+			return false
 		}
 		if w.extra == nil {
 			w.extra = map[uint32]uint32{}
@@ -307,22 +339,54 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		if w.extra[place]++; w.extra[place] == 1 {
 			x.bytes += mapEntryBytes
 		}
-		at.node.touch(x.clock.Load())
-	default:
-		to := w.join(at.number)
-		if x.bytes > x.options.MaxBytes {
-			x.abandon(to)
-			return 0
-		}
-		x.change(at.node, to)
-		at.node.touch(x.clock.Load())
-		w.blocks++
+		return true
 	}
-	l.put(slot, hash, place)
-	w.copies++
-	x.copies++
-	w.counts.Stored++
-	return place
+	to := w.join(n.set())
+	if x.bytes > x.options.MaxBytes {
+		x.abandon(to)
+		return false
+	}
+	x.change(n, to)
+	w.blocks++
+	return true
+}
+
+// holdAgain counts that a copy is there once more: requests that compute the same
+// tokens side by side each store a block of them, and each of these is removed for
+// itself. Where a bound forbids it the copy is there as often as before.
+//
+// Source: vllm/v1/core/block_pool.py, BlockHashToBlockMap.
+func (w *Writer) holdAgain(l *lane, hash uint64) {
+	w.counts.Duplicates++
+	n := l.again[hash]
+	switch {
+	case n == maxCopies-1:
+		return
+	case n == 0:
+		if w.index.bytes+mapEntryBytes > w.index.options.MaxBytes {
+			return
+		}
+		if l.again == nil {
+			l.again = map[uint64]uint32{}
+		}
+		w.index.bytes += mapEntryBytes
+	}
+	l.again[hash] = n + 1
+}
+
+// removeAgain takes back what holdAgain counted, and returns false where the copy
+// is there no more than once.
+func (w *Writer) removeAgain(l *lane, hash uint64) bool {
+	switch n := l.again[hash]; n {
+	case 0:
+		return false
+	case 1:
+		delete(l.again, hash)
+		w.index.bytes -= mapEntryBytes
+	default:
+		l.again[hash] = n - 1
+	}
+	return true
 }
 
 // join returns the number of the set that has this endpoint besides those in
@@ -334,13 +398,17 @@ func (w *Writer) join(from uint32) uint32 {
 // take returns where s leads to from a set, and makes it a step from there where
 // it is not.
 func (w *Writer) take(s *step, from uint32) uint32 {
-	x := w.index
-	if s.to == 0 || s.from != from || s.epoch != x.sets.epoch {
-		to, grown := x.sets.get(from, w.slot)
-		x.bytes += grown
-		*s = step{from, to, x.sets.epoch}
+	if s.to == 0 || s.from != from || s.epoch != w.index.sets.epoch {
+		w.find(s, from)
 	}
 	return s.to
+}
+
+func (w *Writer) find(s *step, from uint32) {
+	x := w.index
+	to, grown := x.sets.get(from, w.slot)
+	x.bytes += grown
+	*s = step{from, to, x.sets.epoch}
 }
 
 // remove removes copies, or what is parked under their names.
@@ -351,6 +419,7 @@ func (w *Writer) remove(l *lane, hashes []uint64) {
 		}
 		slot, place := l.find(hash)
 		switch {
+		case len(l.again) > 0 && w.removeAgain(l, hash):
 		case place != 0:
 			w.drop(l, slot)
 			w.counts.Removed++
@@ -380,11 +449,18 @@ func (w *Writer) warm(l *lane, hashes []uint64) {
 	w.index.warmed += sum
 }
 
-// drop removes the copy in a slot of l, and the endpoint from its block if that
-// was the last copy.
+// drop removes the copy in a slot of l, however often it is there, and the
+// endpoint from its block if that was the last copy.
 func (w *Writer) drop(l *lane, slot int) {
 	place := l.copies[slot].place
+	if len(l.again) > 0 {
+		if hash := l.copies[slot].hash(); l.again[hash] > 0 {
+			delete(l.again, hash)
+			w.index.bytes -= mapEntryBytes
+		}
+	}
 	l.remove(slot)
+	w.shift(place, l.depth, -1)
 	w.copies--
 	w.index.copies--
 	extra := uint32(0)
@@ -409,13 +485,13 @@ func (w *Writer) leave(place uint32) {
 	if n == nil || !n.live() {
 		return
 	}
-	s := x.sets.at(n.set.Load())
+	s := x.sets.at(n.set())
 	if !s.has(w.slot) {
 		return
 	}
 	to := uint32(0)
 	if s.n > 1 {
-		to = w.take(&w.parted, n.set.Load())
+		to = w.take(&w.parted, n.set())
 	}
 	x.change(n, to)
 	if to == 0 {
@@ -448,9 +524,12 @@ func (w *Writer) clear() {
 	w.lanes = nil
 	x.bytes -= len(w.extra)*mapEntryBytes + w.parked.bytes
 	w.extra = nil
+	w.forgetBesides()
 	w.parked = parking{}
 	w.incomplete = false
 	for _, l := range lanes {
+		x.bytes -= len(l.again) * mapEntryBytes
+		l.again = nil
 		for i, c := range l.copies {
 			if i%clearStep == clearStep-1 {
 				x.mu.Unlock()

@@ -46,14 +46,17 @@ type Metrics struct {
 
 	matchRatio, compositeScore, scoringLatency   prometheus.Histogram
 	tokenizeSeconds, requestSeconds, ttft        prometheus.Histogram
-	scrapeSeconds                                prometheus.Histogram
+	scrapeSeconds, probeSeconds                  prometheus.Histogram
 	candidates                                   prometheus.Gauge
 	kvGaps, kvRestarts                           prometheus.Counter
 	adapterLoads, decisions, unknown, prompts    *prometheus.CounterVec
+	asked                                        *prometheus.CounterVec
 	requests, ended, retries, retriesDenied, cut *prometheus.CounterVec
-	scrapes, badValues, streams                  *prometheus.CounterVec
-	elsewhere                                    prometheus.Counter
+	scrapes, badValues, streams, probes          *prometheus.CounterVec
+	elsewhere, stale                             prometheus.Counter
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
+	reports                                      *prometheus.CounterVec
+	reportsMissed                                prometheus.Counter
 }
 
 // New returns metrics in a registry of their own, with those of the Go runtime
@@ -65,7 +68,7 @@ func New(opt Options) *Metrics {
 	r := prometheus.NewRegistry()
 	m := &Metrics{
 		registry: r,
-		state:    &state{read: opt.Snapshot, cached: map[endpointKey]cachedTokens{}},
+		state:    &state{read: opt.Snapshot},
 		models:   newBounded(maxModels, opt.Models),
 		adapters: newBounded(maxAdapters, opt.Adapters),
 		names:    newBounded(maxNames, nil),
@@ -99,8 +102,12 @@ func (m *Metrics) registerDecisions(r prometheus.Registerer) {
 		"Decisions by model and outcome: picked, degraded, or why the request was refused.", "model", "outcome")
 	m.unknown = counters(r, nameUnknownFactors,
 		"Picks in which a factor stood in for a signal that was never reported.", "factor")
+	m.stale = counter(r, nameStaleRouting,
+		"Decisions that counted on cached blocks which had been removed before, as was learnt later.")
 	m.prompts = counters(r, namePrompts,
 		"Decisions by where the prompt's tokens came from.", "source")
+	m.asked = counters(r, nameAsked,
+		"Prompts whose tokens an engine was to make, by how that ended; late, busy and paused are routed without.", "result")
 	m.tokenizeSeconds = histogram(r, nameTokenizeSeconds, shortSeconds,
 		"Seconds from the parsed request to its tokens.")
 }
@@ -137,10 +144,19 @@ func (m *Metrics) registerSignals(r prometheus.Registerer) {
 	m.badValues = counters(r, nameBadValues,
 		"Values of engines' metrics that were no usable number, by metric; they count as unknown.", "metric")
 
+	m.probes = counters(r, nameProbes,
+		"Probes of engines by outcome.", "outcome")
+	m.probeSeconds = histogram(r, nameProbeSeconds, longSeconds,
+		"Seconds that a probe took.")
+
 	m.kvEvents = counters(r, nameKVEvents,
 		"KV events applied, by kind.", "kind")
 	m.kvBad = counters(r, nameKVBad,
 		"KV-event messages or events that were refused, by reason.", "reason")
+	m.reports = counters(r, nameReports,
+		"Reports of endpoints' agents by result: taken, late (and so passed over), refused (and its stream ended).", "result")
+	m.reportsMissed = counter(r, nameReportsMissed,
+		"Reports that were missing in an agent's stream.")
 	m.kvGaps = counter(r, nameKVGaps,
 		"Gaps found in the sequence of an endpoint's KV events.")
 	m.kvRestarts = counter(r, nameKVRestarts,
@@ -190,10 +206,14 @@ func (m *Metrics) Ended(e *picker.Ending) {
 	if e.TTFT > 0 {
 		m.ttft.Observe(e.TTFT.Seconds())
 	}
-	if e.CachedTokens >= 0 && e.OurTokens > 0 {
-		m.state.addCached(endpointKey{e.Endpoint.Name, e.Endpoint.Address}, e.PredictedTokens, e.CachedTokens)
-	}
 }
+
+// Stale counts n decisions that turned out to have been made on blocks that were
+// gone.
+func (m *Metrics) Stale(n int) { m.stale.Add(float64(n)) }
+
+// Asked counts a question to an engine for a prompt's tokens.
+func (m *Metrics) Asked(result picker.AskResult) { m.asked.WithLabelValues(string(result)).Inc() }
 
 // Answered counts a request's answer: the path as the API lists it, the status
 // that the client got, and how long it took in all.
@@ -237,6 +257,12 @@ func (m *Metrics) Scraped(elapsed time.Duration, err error) {
 	m.scrapeSeconds.Observe(elapsed.Seconds())
 }
 
+// Probed counts a probe of an engine by its outcome, and how long it took.
+func (m *Metrics) Probed(outcome string, elapsed time.Duration) {
+	m.probes.WithLabelValues(m.names.admit(outcome)).Inc()
+	m.probeSeconds.Observe(elapsed.Seconds())
+}
+
 // BadValue counts a value of an engine's metric that was no usable number.
 func (m *Metrics) BadValue(metric string) {
 	m.badValues.WithLabelValues(m.names.admit(metric)).Inc()
@@ -249,6 +275,12 @@ func (m *Metrics) KVEvents(kind string, n int) {
 
 // KVBad counts a KV-event message or event that was refused.
 func (m *Metrics) KVBad(reason string) { m.kvBad.WithLabelValues(m.names.admit(reason)).Inc() }
+
+// Report counts a report of an agent, by its result.
+func (m *Metrics) Report(result string) { m.reports.WithLabelValues(m.names.admit(result)).Inc() }
+
+// ReportsMissed counts reports that were missing in an agent's stream.
+func (m *Metrics) ReportsMissed(n uint64) { m.reportsMissed.Add(float64(n)) }
 
 // KVGap counts a gap in an endpoint's sequence of KV events.
 func (m *Metrics) KVGap() { m.kvGaps.Inc() }

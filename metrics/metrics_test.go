@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"epp.internal/epp"
+	"epp.internal/epp/audit"
 	"epp.internal/epp/decision"
 	"epp.internal/epp/picker"
 )
@@ -46,8 +47,8 @@ func record(model string, matched uint32) *decision.Record {
 		Settings: decision.Defaults(), Admitted: 1, RunnerUp: -1,
 		Timings: decision.Timings{Tokenize: 300 * time.Microsecond, Match: 3 * time.Microsecond, Score: 1500 * time.Nanosecond},
 	}
-	r.Resize(1, len(r.Settings.Weights))
-	r.Candidates[0] = decision.Candidate{Name: "pod-a", Address: "10.0.0.7:8000", Sum: 0.85}
+	r.Resize(1)
+	r.Candidates[0] = decision.Candidate{Endpoint: &epp.Endpoint{Name: "pod-a", Address: "10.0.0.7:8000"}, Sum: 0.85}
 	if matched > 0 {
 		r.Candidates[0].Match = epp.Match{Blocks: matched, BlockTokens: 16}
 	}
@@ -69,7 +70,7 @@ func ending(r *decision.Record) *picker.Ending {
 //	decide model=… [matched=n] [refused=why] [adapter=name] [resident] [unknown] [degraded]
 //	end model=… [matched=n] cached=n ttft=duration
 //	happens           one of everything else
-//	fleet             name address queue health in-flight tokens blocks [stale] [incomplete], a line each
+//	fleet             name address queue health in-flight tokens blocks [stale] [incomplete] [unconfirmed] [reason=word], a line each
 //	page prefix=(…)   the lines of these names
 func TestPage(t *testing.T) {
 	var now Snapshot
@@ -89,7 +90,9 @@ func TestPage(t *testing.T) {
 				r.Adapter, r.Candidates[0].Resident = adapter, d.HasArg("resident")
 			}
 			r.Degraded = d.HasArg("degraded")
-			r.Scores[1].Unknown = d.HasArg("unknown")
+			if d.HasArg("unknown") {
+				r.Candidates[0].Unknown = 1 << decision.LoadFactor
+			}
 			m.Decision(r)
 		case "end":
 			d.ScanArgs(t, "cached", &cached)
@@ -123,13 +126,18 @@ func happens(m *Metrics) {
 	m.CutOff("reset")
 	m.Scraped(3*time.Millisecond, nil)
 	m.Scraped(2*time.Second, errors.New("timed out"))
+	m.Probed("failed", 2*time.Second)
 	m.BadValue("vllm:num_requests_waiting")
 	m.KVEvents("BlockStored", 16)
 	m.KVBad("sequence_short")
 	m.KVGap()
+	m.Report("taken")
+	m.ReportsMissed(2)
 	m.KVRestart()
 	m.KVReplay("complete")
 	m.Stream("served", "BUFFERED", "NONE", true)
+	m.Asked(picker.AskLate)
+	m.Stale(3)
 }
 
 func fleet(t *testing.T, input string) Snapshot {
@@ -139,7 +147,16 @@ func fleet(t *testing.T, input string) Snapshot {
 		if _, err := fmt.Sscan(line, &e.Name, &e.Address, &e.Queue, &e.Health, &e.InFlight, &e.InFlightTokens, &e.Blocks); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
+		if _, reason, held := strings.Cut(line, "reason="); held {
+			e.HealthReason, _, _ = strings.Cut(strings.TrimSpace(reason), " ")
+		}
 		e.Stale, e.Incomplete = strings.Contains(line, "stale"), strings.Contains(line, "incomplete")
+		if strings.Contains(line, "unconfirmed") {
+			for range 10 {
+				e.Truth.Add(time.Unix(0, 0), audit.Outcome{Predicted: 96, Reported: 32, OurTokens: 100, EngineTokens: 100, BlockTokens: 16, Heard: true})
+			}
+			e.Doubt = float64(e.Truth.Doubt(time.Unix(0, 0))) / 100
+		}
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	return s
@@ -209,9 +226,7 @@ func TestCaseO3SeriesOfRemovedEndpoints(t *testing.T) {
 	for i := range 200 {
 		r := record("m", 2)
 		r.Candidates[0].Name, r.Candidates[0].Address = fmt.Sprint("pod-", i), fmt.Sprintf("10.0.0.%d:8000", i)
-		e := ending(r)
-		e.CachedTokens = 32
-		m.Ended(e)
+		m.Ended(ending(r))
 		now.Endpoints = append(now.Endpoints, Endpoint{Name: r.Candidates[0].Name, Address: r.Candidates[0].Address})
 		if len(now.Endpoints) > 5 {
 			now.Endpoints = now.Endpoints[1:]
@@ -229,20 +244,6 @@ func TestCaseO3SeriesOfRemovedEndpoints(t *testing.T) {
 				t.Errorf("pod-%d: %s shown = %v", i, series, has)
 			}
 		}
-	}
-	if len(m.state.cached) != 5 {
-		t.Errorf("%d sums kept, want 5", len(m.state.cached))
-	}
-}
-
-// Between two pages the sums of endpoints are bounded too.
-func TestSumsAreBounded(t *testing.T) {
-	m := New(Options{})
-	for i := range maxCached + 10 {
-		m.state.addCached(endpointKey{fmt.Sprint(i), ""}, 1, 1)
-	}
-	if n := len(m.state.cached); n != maxCached {
-		t.Errorf("%d sums", n)
 	}
 }
 

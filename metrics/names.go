@@ -10,8 +10,10 @@ const (
 	nameAdapterLoads    = "epp_adapter_loads_triggered_total"
 	nameDecisions       = "epp_routing_decisions_total"
 	nameCompositeScore  = "epp_composite_score"
+	nameStaleRouting    = "epp_stale_cache_routing_total"
 	nameUnknownFactors  = "epp_unknown_factors_total"
 	namePrompts         = "epp_prompts_total"
+	nameAsked           = "epp_engine_tokens_total"
 	nameTokenizeSeconds = "epp_tokenize_duration_seconds"
 
 	nameRequests       = "epp_requests_total"
@@ -29,11 +31,17 @@ const (
 	nameScrapeSeconds = "epp_scrape_duration_seconds"
 	nameBadValues     = "epp_bad_values_total"
 
+	nameProbes       = "epp_probes_total"
+	nameProbeSeconds = "epp_probe_duration_seconds"
+
 	nameKVEvents   = "epp_kv_events_total"
 	nameKVBad      = "epp_kv_event_bad_messages_total"
 	nameKVGaps     = "epp_kv_event_gaps_total"
 	nameKVRestarts = "epp_kv_event_restarts_total"
 	nameKVReplays  = "epp_kv_event_replays_total"
+
+	nameReports       = "epp_agent_reports_total"
+	nameReportsMissed = "epp_agent_reports_missed_total"
 
 	nameBuild = "epp_build_info"
 )
@@ -58,6 +66,9 @@ var (
 		"Requests that wait at the endpoint: those it reports, and our own picks since that found no free slot.")
 	descHealth = perEndpoint("epp_pod_health_score",
 		"Health of the endpoint, 0 to 1; below 0.3 it gets no request.")
+	descHealthReason = prometheus.NewDesc("epp_pod_health_info",
+		"Always 1; the label reason tells what holds the endpoint's health below 1. None while it is sound.",
+		[]string{"pod", "endpoint", "reason"}, nil)
 	descInFlight = perEndpoint("epp_in_flight_requests",
 		"Requests sent to the endpoint and not seen to end.")
 	descInFlightTokens = perEndpoint("epp_in_flight_tokens",
@@ -73,8 +84,18 @@ var (
 	descReported = perEndpoint("epp_reported_cached_tokens_total",
 		"Prompt tokens that the endpoint reported as cached in the usage of its answers.")
 
+	descDoubt = perEndpoint("epp_cache_doubt_ratio",
+		"Part of the endpoint's claims on cached blocks that did not come true lately; its match counts for less by as much.")
+	descAudited = prometheus.NewDesc("epp_audited_requests_total",
+		"Answers whose reported cached tokens were compared with the expected ones, by result: agrees, or why not.",
+		[]string{"pod", "endpoint", "result"}, nil)
+	descAlarm = prometheus.NewDesc("epp_mispredicted_endpoints",
+		"1 while many of the endpoint's recent answers had other cached tokens than expected, with the cause of most; else no series.",
+		[]string{"pod", "endpoint", "cause"}, nil)
+
 	descNodes      = whole("epp_prefix_tree_nodes", "Blocks in the prefix tree.")
 	descIndexBytes = whole("epp_index_bytes", "Memory of the prefix tree, bounded by limits.indexBytes.")
+	descOwnBlocks  = whole("epp_own_blocks", "Blocks that our own picks have taught, bounded by limits.ownBlocks; 0 where every endpoint tells of its cache.")
 	descRingBytes  = whole("epp_ring_bytes", "Memory of the ring of decisions, bounded by limits.ringBytes.")
 	descMaxQueue   = whole("epp_max_queue", "Queue at which an endpoint is full, in requests: the setting maxQueue.")
 	descBound      = whole("epp_booking_bound_total",

@@ -6,6 +6,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"epp.internal/epp/audit"
 )
 
 // Snapshot is what is at one moment.
@@ -14,9 +16,9 @@ type Snapshot struct {
 	Endpoints []Endpoint
 	// MaxQueue is the setting, in requests.
 	MaxQueue int
-	// IndexBlocks and IndexBytes are the prefix tree's size, RingBytes the size
-	// of the ring of decisions.
-	IndexBlocks, IndexBytes, RingBytes int
+	// IndexBlocks and IndexBytes are the prefix tree's size, OwnBlocks the blocks
+	// that our own picks have taught, RingBytes the size of the ring of decisions.
+	IndexBlocks, IndexBytes, OwnBlocks, RingBytes int
 	// BookingsBound counts the bookings that their age has ended since the start.
 	BookingsBound uint64
 }
@@ -28,47 +30,27 @@ type Endpoint struct {
 
 	Queue  float64 // requests, as the queue scorer sees it
 	Health float64 // 0–1, as the health scorer sees it
+	// HealthReason is why Health is not 1; empty where nothing is held against it.
+	HealthReason string
 
 	InFlight, InFlightTokens int
 	Blocks                   int
 	Stale, Incomplete        bool
+	Doubt                    float64     // as a fraction
+	Truth                    audit.State // how its answers compared with what was expected
 }
 
 // endpointKey is the labels of an endpoint's series.
 type endpointKey struct{ name, address string }
 
-// cachedTokens are sums over an endpoint's answers.
-type cachedTokens struct{ predicted, reported uint64 }
-
-// maxCached bounds the endpoints whose sums are kept between two pages: a pool
-// has fewer, and each page drops those that have left.
-const maxCached = 8192
-
 // state is the collector of all that is read from a snapshot.
-type state struct {
-	read func() Snapshot
-
-	mu     sync.Mutex // guards the following fields
-	cached map[endpointKey]cachedTokens
-}
-
-func (s *state) addCached(key endpointKey, predicted, reported int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sum, known := s.cached[key]
-	if !known && len(s.cached) >= maxCached {
-		return
-	}
-	sum.predicted += uint64(max(predicted, 0))
-	sum.reported += uint64(max(reported, 0))
-	s.cached[key] = sum
-}
+type state struct{ read func() Snapshot }
 
 // Describe implements [prometheus.Collector].
 func (s *state) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descQueueDepth, descHealth, descInFlight, descInFlightTokens, descBlocks, descStale, descIncomplete,
-		descPredicted, descReported, descNodes, descIndexBytes, descRingBytes, descMaxQueue, descBound,
+		descQueueDepth, descHealth, descHealthReason, descInFlight, descInFlightTokens, descBlocks, descStale, descIncomplete,
+		descPredicted, descReported, descDoubt, descAudited, descAlarm, descNodes, descIndexBytes, descOwnBlocks, descRingBytes, descMaxQueue, descBound,
 	} {
 		out <- d
 	}
@@ -85,11 +67,11 @@ func (s *state) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(descNodes, float64(now.IndexBlocks))
 	gauge(descIndexBytes, float64(now.IndexBytes))
+	gauge(descOwnBlocks, float64(now.OwnBlocks))
 	gauge(descRingBytes, float64(now.RingBytes))
 	gauge(descMaxQueue, float64(now.MaxQueue))
 	count(descBound, now.BookingsBound)
 
-	cached := s.keep(now.Endpoints)
 	shown := make(map[endpointKey]bool, len(now.Endpoints))
 	for _, e := range now.Endpoints {
 		pod, address := strings.ToValidUTF8(e.Name, "?"), strings.ToValidUTF8(e.Address, "?")
@@ -99,33 +81,27 @@ func (s *state) Collect(out chan<- prometheus.Metric) {
 		shown[endpointKey{pod, address}] = true
 		gauge(descQueueDepth, e.Queue, pod, address)
 		gauge(descHealth, e.Health, pod, address)
+		if e.HealthReason != "" {
+			gauge(descHealthReason, 1, pod, address, e.HealthReason)
+		}
 		gauge(descInFlight, float64(e.InFlight), pod, address)
 		gauge(descInFlightTokens, float64(e.InFlightTokens), pod, address)
 		gauge(descBlocks, float64(e.Blocks), pod, address)
 		gauge(descStale, oneIf(e.Stale), pod, address)
 		gauge(descIncomplete, oneIf(e.Incomplete), pod, address)
-		sum := cached[endpointKey{e.Name, e.Address}]
-		count(descPredicted, sum.predicted, pod, address)
-		count(descReported, sum.reported, pod, address)
-	}
-}
-
-// keep drops the sums of endpoints that have left and returns a copy of the rest.
-func (s *state) keep(endpoints []Endpoint) map[endpointKey]cachedTokens {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	left := make(map[endpointKey]cachedTokens, len(endpoints))
-	for _, e := range endpoints {
-		key := endpointKey{e.Name, e.Address}
-		if sum, known := s.cached[key]; known {
-			left[key] = sum
+		predicted, reported := e.Truth.Tokens()
+		count(descPredicted, predicted, pod, address)
+		count(descReported, reported, pod, address)
+		gauge(descDoubt, e.Doubt, pod, address)
+		for c, n := range e.Truth.Total() {
+			if cause := audit.Cause(c); n > 0 || cause == audit.Agrees {
+				count(descAudited, n, pod, address, cause.String())
+			}
+		}
+		if alarm := e.Truth.Alarm(); alarm != audit.Agrees {
+			gauge(descAlarm, 1, pod, address, alarm.String())
 		}
 	}
-	clear(s.cached)
-	for key, sum := range left {
-		s.cached[key] = sum
-	}
-	return left
 }
 
 func oneIf(b bool) float64 {

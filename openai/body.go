@@ -98,19 +98,22 @@ type Body struct {
 // A body that only lacks its model (model_missing: no "model", null or "") is
 // returned beside the error, for a caller that has a model to put in its place
 // by WithModel. With any other error the body is nil.
-func Read(path string, body []byte) (*Body, error) {
+func Read(path string, body []byte) (*Body, error) { return new(Reader).Read(path, body) }
+
+// Read is [Read] by the reader.
+func (r *Reader) Read(path string, body []byte) (*Body, error) {
 	if uint64(len(body)) > 1<<32-1 {
 		return nil, epp.Errorf(epp.TooLarge, "body_too_large", "the body is larger than 4 GiB")
 	}
-	if !utf8.Valid(body) {
-		at := invalidUTF8(body)
-		return nil, epp.Errorf(epp.BadRequest, "json_invalid", "the body is not UTF-8: byte %d is %#02x", at, body[at])
-	}
-	nodes, fault := scan(body, make([]node, 0, 16+len(body)/32))
+	doc, fault := r.readDocument(body, make([]node, 0, 64+len(body)/512))
 	if fault != nil {
 		return nil, fault
 	}
-	b := &Body{Form: FormOf(path), Root: Value{doc: &document{src: unsafe.String(unsafe.SliceData(body), len(body)), nodes: nodes}}, src: body}
+	if doc == nil {
+		at := invalidUTF8(body)
+		return nil, epp.Errorf(epp.BadRequest, "json_invalid", "the body is not UTF-8: byte %d is %#02x", at, body[at])
+	}
+	b := &Body{Form: FormOf(path), Root: Value{doc: doc}, src: body}
 	if k := b.Root.Kind(); k != Object {
 		return nil, epp.Errorf(epp.BadRequest, "body_not_an_object", "the body is %s: a JSON object is expected", k)
 	}
@@ -132,14 +135,14 @@ func Read(path string, body []byte) (*Body, error) {
 // ReadValue reads one JSON value by itself, such as the arguments of a tool call,
 // which come as a string. Its errors are those of Read about JSON.
 func ReadValue(text string) (Value, error) {
-	if !utf8.ValidString(text) {
-		return Value{}, epp.Errorf(epp.BadRequest, "json_invalid", "the text is not UTF-8")
-	}
-	nodes, fault := scan([]byte(text), make([]node, 0, 16))
+	doc, fault := new(Reader).readDocument(unsafe.Slice(unsafe.StringData(text), len(text)), make([]node, 0, 16))
 	if fault != nil {
 		return Value{}, fault
 	}
-	return Value{doc: &document{src: text, nodes: nodes}}, nil
+	if doc == nil {
+		return Value{}, epp.Errorf(epp.BadRequest, "json_invalid", "the text is not UTF-8")
+	}
+	return Value{doc: doc}, nil
 }
 
 // invalidUTF8 returns where the first byte stands that is not UTF-8.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -189,6 +190,76 @@ func decode(v openai.Value) any {
 
 // As in a Python dict, the last value of a repeated key wins and stands where
 // the first one stood, in small objects and in large ones.
+// A Reader that has read other turns of a conversation, texts that begin alike and
+// texts cut anywhere reads a body as one that remembers nothing.
+func TestReaderRemembersExactly(t *testing.T) {
+	letter := rapid.SampledFrom([]string{"a", "é", `\n`, `\"`, `\\`, `\u00e9`, `\ud83d\ude00`, "\xff", "\x01", `\`, `"`, " "})
+	good := rapid.SampledFrom([]string{"a", "b", "é", `\n`, `\"`, `\u00e9`, `\ud83d\ude00`})
+	rapid.Check(t, func(t *rapid.T) {
+		reader := openai.NewReader(64 << 10)
+		head := strings.Repeat(good.Draw(t, "head"), 300)
+		text := rapid.Custom(func(t *rapid.T) string {
+			s := head + strings.Repeat(good.Draw(t, "letter"), rapid.IntRange(0, 900).Draw(t, "times"))
+			if rapid.IntRange(0, 3).Draw(t, "bend") == 0 {
+				s += letter.Draw(t, "any") + strings.Repeat("c", rapid.IntRange(0, 20).Draw(t, "more"))
+			}
+			return s
+		})
+		texts := rapid.SliceOfN(text, 1, 4).Draw(t, "texts")
+		for range 6 {
+			body := `{"model":"m","messages":[`
+			for i, n := 0, rapid.IntRange(1, 3).Draw(t, "messages"); i < n; i++ {
+				body += strings.Repeat(",", min(i, 1)) + `{"role":"user","content":"` + rapid.SampledFrom(texts).Draw(t, "text") + `"}`
+			}
+			body += `]}`
+			if rapid.IntRange(0, 4).Draw(t, "cut") == 0 {
+				body = body[:rapid.IntRange(0, len(body)).Draw(t, "at")]
+			}
+			got, err := reader.Read("/v1/chat/completions", []byte(body))
+			want, wantErr := openai.Read("/v1/chat/completions", []byte(body))
+			if fmt.Sprint(err) != fmt.Sprint(wantErr) {
+				t.Fatalf("%q: error %v, want %v", body, err, wantErr)
+			}
+			if err == nil && !reflect.DeepEqual(decode(got.Root), decode(want.Root)) {
+				t.Fatalf("%q: %v, want %v", body, decode(got.Root), decode(want.Root))
+			}
+		}
+	})
+}
+
+// A prompt of token IDs is read in one pass over its text; item by item gives the
+// same, and the same prompts are refused.
+func TestTokenIDsAgainstItems(t *testing.T) {
+	number := rapid.SampledFrom([]string{"0", "7", "151644", "999999999", "2147483647", "2147483648", "99999999999999999999", "1.0", "2.5", "1e2", "-1", "-0", "NaN"})
+	space := rapid.SampledFrom([]string{"", "", "", " ", "\n\t"})
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.Map(rapid.SliceOfN(number, 1, 8), func(list []string) string {
+			for i := range list {
+				list[i] = space.Draw(t, "before") + list[i] + space.Draw(t, "after")
+			}
+			return strings.Join(list, ",")
+		}).Draw(t, "list")
+		b, err := openai.Read("/v1/completions", []byte(`{"model":"m","prompt":[`+text+`]}`))
+		other, otherErr := openai.Read("/other", []byte(`{"model":"m","prompt":[`+text+`]}`))
+		if otherErr != nil {
+			t.Fatal(otherErr)
+		}
+		var want []uint32
+		good := true
+		for _, item := range other.Root.Get("prompt").Items() {
+			n, ok := item.Int()
+			good = good && ok && n >= 0 && n <= 1<<31-1
+			want = append(want, uint32(n))
+		}
+		if good != (err == nil) {
+			t.Fatalf("[%s]: error %v, item by item good is %v", text, err, good)
+		}
+		if good && !slices.Equal(b.Prompts[0].Tokens, want) {
+			t.Fatalf("[%s]: %v, want %v", text, b.Prompts[0].Tokens, want)
+		}
+	})
+}
+
 func TestMembersRepeated(t *testing.T) {
 	for _, pad := range []int{0, 30} {
 		var more strings.Builder

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"iter"
 	"strconv"
 
 	"epp.internal/epp"
@@ -96,17 +97,55 @@ func promptList(param string, v Value, parts bool) ([]Prompt, *epp.Error) {
 	return prompts, nil
 }
 
+// maxTokenID is the largest token ID that is read.
+const maxTokenID = 1<<31 - 1
+
 // tokenIDs reads a list of token IDs.
 func tokenIDs(param string, v Value) ([]uint32, *epp.Error) {
 	tokens := make([]uint32, 0, v.Len())
-	for i, item := range v.Items() {
+	tokens, rest := v.appendWhole(tokens)
+	for i, item := range rest {
 		n, ok := item.Int()
-		if !ok || item.Kind() != Number || n < 0 || n > 1<<31-1 {
+		if !ok || item.Kind() != Number || n < 0 || n > maxTokenID {
 			return nil, fieldError(param, "prompt_token_invalid", "%s[%d] is %.40q: a token ID, a whole number from 0 on, is expected", param, i, item.Raw())
 		}
-		tokens = append(tokens, uint32(n))
+		if i >= len(tokens) {
+			tokens = append(tokens, uint32(n))
+		}
 	}
 	return tokens, nil
+}
+
+// appendWhole appends the items of a list of numbers as long as they are plain
+// digits of at most maxTokenID. rest yields the list's items unless these were all.
+func (v Value) appendWhole(dst []uint32) (_ []uint32, rest iter.Seq2[int, Value]) {
+	n := &v.doc.nodes[v.i]
+	if !n.numbers {
+		return dst, v.Items()
+	}
+	text := v.doc.src[n.start+1 : n.end] // its last byte is the bracket
+	for p := 0; ; {
+		c := text[p] - '0'
+		if c > 9 {
+			switch text[p] {
+			case ']':
+				return dst, func(func(int, Value) bool) {}
+			case ',', ' ', '\n', '\t', '\r':
+				p++
+				continue
+			}
+			return dst, v.Items()
+		}
+		id := uint64(0)
+		for ; c <= 9 && id <= maxTokenID; c = text[p] - '0' {
+			id = 10*id + uint64(c)
+			p++
+		}
+		if id > maxTokenID || text[p] == '.' || text[p]|0x20 == 'e' {
+			return dst, v.Items()
+		}
+		dst = append(dst, uint32(id))
+	}
 }
 
 // pairs returns the pairs of texts that an engine scores: one query with each

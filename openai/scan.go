@@ -2,8 +2,10 @@ package openai
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"strings"
 	"unicode/utf8"
+	"unsafe"
 
 	"epp.internal/epp"
 )
@@ -47,7 +49,7 @@ func (k Kind) String() string {
 type node struct {
 	start, end uint32 // the value's text is src[start:end], quotes included
 	next       uint32 // index of the node after this one and all below it
-	size       uint32 // items of a list, members of an object
+	size       uint32 // items of a list, members of an object; of a string whose text is known, 1 + its place there
 	kind       Kind
 	escaped    bool // a string that has a backslash
 	numbers    bool // a list of numbers alone, at least one
@@ -55,31 +57,70 @@ type node struct {
 
 // A scanner reads one JSON text from front to back.
 type scanner struct {
-	src   []byte
-	pos   int
-	nodes []node
-	depth int
+	src     []byte
+	pos     int
+	nodes   []node
+	depth   int
+	notUTF8 bool // a string is not
+
+	// reader, if not nil, knows long strings; known are the texts of those that were
+	// here, learn are others.
+	reader *Reader
+	known  []string
+	learn  []learnable
 }
 
 // scan reads src, which must hold one JSON value and white space around it. It
-// appends the tree to nodes, whose memory it takes over.
+// appends the tree to nodes, whose memory it takes over. What is in strings need
+// not be UTF-8.
 func scan(src []byte, nodes []node) ([]node, *epp.Error) {
 	s := scanner{src: src, nodes: nodes[:0]}
+	if err := s.whole(); err != nil {
+		return nil, err
+	}
+	return s.nodes, nil
+}
+
+// readDocument is scan of a text that must be UTF-8. Where it is not, the document
+// is nil and there is no error, whatever else is wrong. It keeps src.
+func (r *Reader) readDocument(src []byte, nodes []node) (*document, *epp.Error) {
+	s := scanner{src: src, nodes: nodes[:0]}
+	if r.long != nil {
+		s.reader = r
+	}
+	err := s.whole()
+	// Outside of strings the scanner takes nothing but ASCII and a byte order mark.
+	if s.notUTF8 || err != nil && !utf8.Valid(src) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := &document{src: unsafe.String(unsafe.SliceData(src), len(src)), nodes: s.nodes, known: s.known}
+	for _, l := range s.learn {
+		r.remember(d, l)
+	}
+	return d, nil
+}
+
+// whole reads the one value and what is around it.
+func (s *scanner) whole() *epp.Error {
+	src := s.src
 	if len(src) >= 3 && string(src[:3]) == "\uFEFF" {
 		s.pos = 3
 	}
 	s.space()
 	if s.pos == len(src) {
-		return nil, epp.Errorf(epp.BadRequest, "body_empty", "the body is empty: a JSON object is expected")
+		return epp.Errorf(epp.BadRequest, "body_empty", "the body is empty: a JSON object is expected")
 	}
 	if err := s.value(); err != nil {
-		return nil, err
+		return err
 	}
 	s.space()
 	if s.pos != len(src) {
-		return nil, s.invalid("the end of the body")
+		return s.invalid("the end of the body")
 	}
-	return s.nodes, nil
+	return nil
 }
 
 // invalid returns the error for a byte at pos where want was expected.
@@ -239,11 +280,13 @@ func (s *scanner) numberList(i int) (bool, *epp.Error) {
 		if s.pos >= len(s.src) || !numberStart(s.src[s.pos]) {
 			break
 		}
-		if err := s.number(); err != nil {
-			return false, err
+		if !s.shortWhole() {
+			if err := s.number(); err != nil {
+				return false, err
+			}
+			s.space()
 		}
 		size++
-		s.space()
 		if s.pos < len(s.src) && s.src[s.pos] == ']' {
 			s.pos++
 			s.nodes[i].size, s.nodes[i].numbers = size, true
@@ -258,6 +301,21 @@ func (s *scanner) numberList(i int) (bool, *epp.Error) {
 	}
 	s.pos = first
 	return false, nil
+}
+
+// shortWhole moves pos over a number of one to nine digits with a comma or a bracket
+// right behind it, as most lists of token IDs have them.
+func (s *scanner) shortWhole() bool {
+	p := s.pos
+	for p < len(s.src) && s.src[p]-'0' <= 9 {
+		p++
+	}
+	n := p - s.pos
+	if n == 0 || n > 9 || n > 1 && s.src[s.pos] == '0' || p == len(s.src) || s.src[p] != ',' && s.src[p] != ']' {
+		return false
+	}
+	s.pos = p
+	return true
 }
 
 // numberStart reports whether a number, or one of the three words that Python
@@ -318,51 +376,90 @@ func (s *scanner) digits() *epp.Error {
 	return nil
 }
 
-// text reads a string, which begins at pos.
+// text reads a string, which begins at pos: eight bytes at a time up to a quote, a
+// backslash or a control character. A long one is looked up behind its head.
 func (s *scanner) text() *epp.Error {
 	i, err := s.open(String)
 	if err != nil {
 		return err
 	}
-	s.pos++
+	src, p := s.src, s.pos+1
+	start, stop := p, len(src)
+	if s.reader != nil && stop-start > headBytes {
+		stop = start + headBytes
+	}
+	wide, escaped := uint64(0), false // wide is all words or'ed: what is not ASCII shows
 	for {
-		s.plain()
-		if s.pos >= len(s.src) {
+		for p+8 <= stop {
+			x := binary.LittleEndian.Uint64(src[p:])
+			wide |= x
+			quote, back := x^(ones*'"'), x^(ones*'\\')
+			if m := ((quote-ones)&^quote | (back-ones)&^back | (x-ones*0x20)&^x) & high; m != 0 {
+				p += bits.TrailingZeros64(m) / 8 // the lowest is right, those above may be its borrow
+				break
+			}
+			p += 8
+		}
+		if p+8 > stop && stop < len(src) {
+			stop = len(src)
+			found, hash := s.reader.find(src[start:])
+			if found == nil {
+				s.learn = append(s.learn, learnable{i, hash})
+				continue
+			}
+			s.known = append(s.known, found.text)
+			s.nodes[i].size = uint32(len(s.known))
+			p, wide, escaped = start+len(found.raw), 0, len(found.raw) != len(found.text)
+		}
+		if p >= len(src) {
+			s.pos = p
 			return s.invalid(`the end of a string, '"'`)
 		}
-		switch c := s.src[s.pos]; {
+		switch c := src[p]; {
+		case c == '\\' && p+1 < len(src) && unescaped[src[p+1]] != 0:
+			p, escaped = p+2, true
 		case c == '"':
-			s.pos++
-			s.close(i)
+			s.pos = p + 1
+			s.endText(i, wide, escaped)
 			return nil
 		case c == '\\':
-			s.nodes[i].escaped = true
+			s.pos, escaped = p, true
 			if err := s.escape(); err != nil {
 				return err
 			}
-		default: // a control character
+			p = s.pos
+		case c < 0x20:
+			s.pos = p
 			return s.invalid(`no control character in a string: write it as "\n", "\t" or "\u00XX"`)
+		default: // less than eight bytes are left
+			wide |= uint64(c)
+			p++
 		}
 	}
 }
 
-// plain moves pos over a string's bytes up to a quote, a backslash or a control
-// character, eight at a time.
-func (s *scanner) plain() {
-	const ones, high = 0x0101010101010101, 0x8080808080808080
-	src, p := s.src, s.pos
-	for p+8 <= len(src) {
-		x := binary.LittleEndian.Uint64(src[p:])
-		quote, back := x^(ones*'"'), x^(ones*'\\')
-		if ((quote-ones)&^quote|(back-ones)&^back|(x-ones*0x20)&^x)&high != 0 {
-			break
-		}
-		p += 8
+// endText ends the string of node i at pos.
+func (s *scanner) endText(i int, wide uint64, escaped bool) {
+	s.close(i)
+	n := &s.nodes[i]
+	n.escaped = escaped
+	if wide&high != 0 && !utf8.Valid(s.src[n.start:n.end]) {
+		s.notUTF8 = true
 	}
-	for p < len(src) && src[p] != '"' && src[p] != '\\' && src[p] >= 0x20 {
-		p++
+	if k := len(s.learn) - 1; k >= 0 && s.learn[k].node == i && n.end-n.start < minLongBytes {
+		s.learn = s.learn[:k]
 	}
-	s.pos = p
+}
+
+// Every byte of a word is 1, or has its highest bit set alone.
+const ones, high = 0x0101010101010101, 0x8080808080808080
+
+// eight returns the eight bytes of s from i on, which must be there, the first one
+// lowest.
+func eight(s string, i int) uint64 {
+	s = s[i : i+8]
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
 // escape reads one escape sequence, or the two of a surrogate pair.

@@ -1,16 +1,22 @@
 package openai
 
 import (
+	"encoding/binary"
 	"iter"
+	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
+	"unicode/utf8"
+	"unsafe"
 )
 
 // A document is one JSON text and the tree over it.
 type document struct {
 	src   string
 	nodes []node
+	known []string // the texts of strings that a Reader knows
 }
 
 // Value is one value of a body: a span of its text. The zero Value is one that
@@ -55,52 +61,97 @@ func (v Value) String() string {
 	if v.Kind() != String {
 		return ""
 	}
-	raw := v.Raw()
-	raw = raw[1 : len(raw)-1]
-	if !v.doc.nodes[v.i].escaped {
+	n := &v.doc.nodes[v.i]
+	if n.size > 0 {
+		return v.doc.known[n.size-1]
+	}
+	raw := v.doc.src[n.start+1 : n.end-1]
+	if !n.escaped {
 		return raw
 	}
 	return unescape(raw)
 }
 
+// AppendText appends a string's text, its escapes resolved, to dst and returns the
+// longer slice: dst as it was for a value of another kind. The text is never longer
+// than Raw.
+func (v Value) AppendText(dst []byte) []byte {
+	if !v.Escaped() {
+		return append(dst, v.String()...)
+	}
+	n := &v.doc.nodes[v.i]
+	return appendUnescaped(dst, v.doc.src[n.start+1:n.end-1])
+}
+
+// Escaped reports whether the value is a string whose text String must make: one
+// with a backslash, unless a Reader knows it.
+func (v Value) Escaped() bool {
+	if v.Kind() != String {
+		return false
+	}
+	n := &v.doc.nodes[v.i]
+	return n.escaped && n.size == 0
+}
+
 // unescape resolves the escapes of a string that the scanner has accepted.
 func unescape(s string) string {
-	var b strings.Builder
-	b.Grow(len(s))
-	for {
-		i := strings.IndexByte(s, '\\')
-		if i < 0 {
-			b.WriteString(s)
-			return b.String()
-		}
-		b.WriteString(s[:i])
-		c := s[i+1]
-		s = s[i+2:]
-		switch c {
-		case 'b':
-			b.WriteByte('\b')
-		case 'f':
-			b.WriteByte('\f')
-		case 'n':
-			b.WriteByte('\n')
-		case 'r':
-			b.WriteByte('\r')
-		case 't':
-			b.WriteByte('\t')
-		case 'u':
-			r, _ := strconv.ParseUint(s[:4], 16, 16)
-			s = s[4:]
-			if utf16.IsSurrogate(rune(r)) {
-				low, _ := strconv.ParseUint(s[2:6], 16, 16)
-				s = s[6:]
-				b.WriteRune(utf16.DecodeRune(rune(r), rune(low)))
-			} else {
-				b.WriteRune(rune(r))
+	text := appendUnescaped(make([]byte, 0, len(s)), s)
+	return unsafe.String(unsafe.SliceData(text), len(text))
+}
+
+// unescaped maps the byte behind a backslash to what both stand for; 0 is for 'u'
+// alone.
+var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// appendUnescaped appends the text of s to dst. What stands between two escapes is
+// mostly short: it is copied eight bytes at a time, as long as both sides have room
+// for eight, and what is too much is written over.
+func appendUnescaped(dst []byte, s string) []byte {
+	dst = slices.Grow(dst, len(s))
+	out := dst[:cap(dst)]
+	n, i := len(dst), 0
+	for i < len(s) {
+		for i+8 <= len(s) && n+8 <= len(out) {
+			x := eight(s, i)
+			binary.LittleEndian.PutUint64(out[n:], x)
+			back := x ^ ones*'\\'
+			if m := (back - ones) &^ back & high; m != 0 {
+				k := bits.TrailingZeros64(m) / 8
+				i, n = i+k, n+k
+				break
 			}
-		default:
-			b.WriteByte(c)
+			i, n = i+8, n+8
 		}
+		if i == len(s) {
+			break
+		}
+		c := s[i]
+		if c != '\\' { // less than eight are left on one side
+			out[n] = c
+			i, n = i+1, n+1
+			continue
+		}
+		if c = unescaped[s[i+1]]; c != 0 {
+			out[n] = c
+			i, n = i+2, n+1
+			continue
+		}
+		r, size := unescapeRune(s[i:])
+		n += utf8.EncodeRune(out[n:], r)
+		i += size
 	}
+	return out[:n]
+}
+
+// unescapeRune returns the character of the \u sequence, or the two of a surrogate
+// pair, that s begins with, and how long they are: longer than the character.
+func unescapeRune(s string) (rune, int) {
+	r, _ := strconv.ParseUint(s[2:6], 16, 16)
+	if !utf16.IsSurrogate(rune(r)) {
+		return rune(r), 6
+	}
+	low, _ := strconv.ParseUint(s[8:12], 16, 16)
+	return utf16.DecodeRune(rune(r), rune(low)), 12
 }
 
 // Bool reports whether the value is true.

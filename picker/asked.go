@@ -41,12 +41,27 @@ var (
 	errAskAlone = errors.New("engine's tokens failed or were slow before: it is left alone for a while")
 )
 
+// AskResult says how a question for an engine's tokens ended.
+type AskResult string
+
+// The results of a question.
+const (
+	AskTold       AskResult = "told"       // the engine told them in time
+	AskRemembered AskResult = "remembered" // it had told them before
+	AskLate       AskResult = "late"       // not within the budget
+	AskBusy       AskResult = "busy"       // not asked: too many questions were under way
+	AskPaused     AskResult = "paused"     // not asked: it failed or was slow before
+	AskRefused    AskResult = "refused"    // the engine refuses the request itself
+	AskFailed     AskResult = "failed"     // no engine, no such path, or a broken answer
+)
+
 // asker has prompts tokenized by an engine. A request waits for it at most its
 // budget, whatever the engine does.
 type asker struct {
 	ask    func(ctx context.Context, path string, body []byte) ([]uint32, error)
 	budget time.Duration
 	now    func() time.Time
+	told   func(AskResult)
 	slots  chan struct{}
 
 	mu       sync.Mutex // guards the following fields
@@ -67,8 +82,12 @@ func newAsker(opt *Options) *asker {
 	if opt.AskEngine == nil {
 		return nil
 	}
+	told := opt.Hooks.Asked
+	if told == nil {
+		told = func(AskResult) {}
+	}
 	return &asker{
-		ask: opt.AskEngine, budget: opt.AskBudget, now: opt.Now, slots: make(chan struct{}, maxAsking),
+		ask: opt.AskEngine, budget: opt.AskBudget, now: opt.Now, told: told, slots: make(chan struct{}, maxAsking),
 		known: map[[sha256.Size]byte]*list.Element{}, order: list.New(), pause: askPause,
 	}
 }
@@ -78,14 +97,17 @@ func newAsker(opt *Options) *asker {
 func (a *asker) tokens(late <-chan time.Time, path string, body []byte) ([]uint32, error) {
 	key := sha256.Sum256(append([]byte(path+"\x00"), body...))
 	if tokens, ok := a.remembered(key); ok {
+		a.told(AskRemembered)
 		return tokens, nil
 	}
 	if !a.allowed() {
+		a.told(AskPaused)
 		return nil, errAskAlone
 	}
 	select {
 	case a.slots <- struct{}{}:
 	default:
+		a.told(AskBusy)
 		return nil, errAskBusy
 	}
 	type answer struct {
@@ -166,6 +188,16 @@ func (a *asker) allowed() bool {
 func (a *asker) settle(err error) {
 	var e *epp.Error
 	refused := errors.As(err, &e) && (e.Kind == epp.BadRequest || e.Kind == epp.TooLarge)
+	switch {
+	case err == nil:
+		a.told(AskTold)
+	case refused:
+		a.told(AskRefused)
+	case errors.Is(err, errAskSlow):
+		a.told(AskLate)
+	default:
+		a.told(AskFailed)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil || refused {

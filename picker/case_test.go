@@ -352,6 +352,60 @@ func TestCaseB4(t *testing.T) {
 	}
 }
 
+// TestCaseB6: endpoints with blocks of 16, 64 and 32 tokens, each matched in its
+// own; then the first restarts with 128. Nobody is credited with more tokens than
+// the prompt has in full blocks.
+func TestCaseB6(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{}, "a", "b", "c")
+	store := func(name string, size int, tokens []uint32) {
+		p.members[name].Apply(p.clock(), stored(tokens, size))
+	}
+	matched := func(tokens []uint32) (of [3]int) {
+		t.Helper()
+		pk, err := p.completion("m", tokens, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pk.End(picker.Served)
+		for i := range of {
+			of[i] = p.last().Candidates[i].Match.Tokens()
+		}
+		return of
+	}
+	prompt := count(1, 256)
+	store("a", 16, prompt)
+	store("b", 64, prompt)
+	store("c", 32, count(9000, 256))
+	for _, c := range []struct {
+		tokens int
+		want   [3]int
+	}{
+		{256, [3]int{256, 256, 0}},
+		{200, [3]int{192, 192, 0}},
+		{63, [3]int{48, 0, 0}},
+	} {
+		if got := matched(prompt[:c.tokens]); got != c.want {
+			t.Errorf("of %d tokens %v are matched, want %v", c.tokens, got, c.want)
+		}
+	}
+	p.members["a"].Reset(p.clock())
+	if got := matched(prompt); got != [3]int{0, 256, 0} {
+		t.Errorf("after the restart %v are matched", got)
+	}
+	store("a", 128, prompt)
+	if got := matched(prompt); got != [3]int{256, 256, 0} {
+		t.Errorf("with blocks of 128 %v are matched", got)
+	}
+	if got := matched(prompt[:200]); got != [3]int{128, 192, 0} {
+		t.Errorf("of 200 tokens %v are matched", got)
+	}
+	for i := range p.last().Candidates {
+		if r := p.last().MatchRatio(i); r > 1 {
+			t.Errorf("ratio %v", r)
+		}
+	}
+}
+
 // TestCaseI1: 17 and 5 are recorded once, in every form of a stream, wherever its
 // frames are cut, with an end marker or without one.
 func TestCaseI1(t *testing.T) {

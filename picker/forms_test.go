@@ -1,7 +1,9 @@
 package picker_test
 
 import (
+	"context"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -217,4 +219,27 @@ func TestPromptsOneByOne(t *testing.T) {
 			t.Fatalf("ledger %+v", l)
 		}
 	})
+}
+
+// TestTiersCount: of two endpoints that hold the prompt, the one that holds it on
+// its GPU is better than the one that holds it in its host's memory. Both are
+// expected to have as many tokens cached.
+func TestTiersCount(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a", "b")
+	prompt := strings.Repeat("hello ", 16) // 6 blocks
+	gpu, cpu := stored(byteTokenizer{}.Text(prompt, nil), 16), stored(byteTokenizer{}.Text(prompt, nil), 16)
+	cpu[0].Tier = "CPU"
+	p.members["a"].Apply(start, cpu)
+	p.members["b"].Apply(start, gpu)
+	in := picker.Incoming{ID: picker.NewID(), Method: "POST", Path: "/v1/completions", Body: fmt.Appendf(nil, `{"model":"m","prompt":%q}`, prompt)}
+	if _, err := p.Pick(context.Background(), in); err != nil {
+		t.Fatal(err)
+	}
+	rec := p.decided[0]
+	if a, b := rec.Factor(0, decision.CacheScorer), rec.Factor(1, decision.CacheScorer); math.Abs(a-0.8) > 1e-6 || b != 1 || rec.Chosen != 1 {
+		t.Errorf("cache factors %v and %v, chosen %d; want 0.8, 1 and the second", a, b, rec.Chosen)
+	}
+	if a, b := rec.Candidates[0].CachedTokens(96), rec.Candidates[1].CachedTokens(96); a != b || a != 80 {
+		t.Errorf("predicted %d and %d cached tokens, want 80", a, b)
+	}
 }

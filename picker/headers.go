@@ -1,6 +1,10 @@
 package picker
 
-import "strings"
+import (
+	"strings"
+
+	"epp.internal/epp"
+)
 
 // IDHeader carries the requestID, to the client and to the endpoint.
 const IDHeader = "x-epp-request-id"
@@ -9,7 +13,7 @@ const IDHeader = "x-epp-request-id"
 // tenant, a session or a rewrite. From a client they are worth nothing here.
 // Source: the headers of the endpoint-picker protocol and of llm-d's router.
 var controlHeaders = [...]string{
-	"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
+	"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", epp.RankHeader, "x-kv-cache-source-host-port",
 	"x-slo-ttft-ms", "x-slo-tpot-ms", "x-session-token", "epp-profile", "test-epp-endpoint-selection",
 }
 

@@ -79,6 +79,18 @@ func (l *learned) add(at epp.Endpoint, chain []uint64, now time.Time) {
 	}
 }
 
+// OwnBlocks is how many blocks of endpoints our own picks have taught, at most
+// Options.LearnBlocks; 0 without Options.Learn.
+func (p *Picker) OwnBlocks() int {
+	l := p.learned
+	if l == nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue) - l.head
+}
+
 // expire forgets what is over, and what is too much for the bound.
 func (l *learned) expire(now int64, most int) {
 	for n := len(l.queue) - l.head; n > 0 && (l.queue[l.head].until <= now || n > most); n-- {

@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -78,4 +79,37 @@ func TestLearnedAgainstNaive(t *testing.T) {
 			t.Fatalf("%d blocks are left", len(l.blocks))
 		}
 	})
+}
+
+// TestCaseP2LearningIsBounded: a million prompts that nobody sends twice leave the
+// memory at its bound, about 100 bytes for each block of an endpoint.
+func TestCaseP2LearningIsBounded(t *testing.T) {
+	const most, prompts, blocks = 1 << 16, 1_000_000, 1
+	live := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := live()
+	l := newLearned(&Options{Learn: true, LearnTTL: time.Hour, LearnBlocks: most})
+	chain := make([]uint64, blocks)
+	for i := range prompts {
+		for k := range chain {
+			chain[k] = uint64(i*blocks+k)*0x9e3779b97f4a7c15 + 1
+		}
+		l.add(epp.Endpoint{Slot: epp.Slot(i % 8), Generation: 1}, chain, time.Unix(int64(i/1000), 0))
+	}
+	if n := len(l.queue) - l.head; n != most || len(l.blocks) != most {
+		t.Errorf("%d blocks to forget, %d known, want %d", n, len(l.blocks), most)
+	}
+	if grown := live() - before; grown > most*200 {
+		t.Errorf("%d bytes a block", grown/most)
+	}
+	out := make([]uint32, 8)
+	l.match(chain, time.Unix(1000, 0), out)
+	if out[(prompts-1)%8] != blocks {
+		t.Errorf("the latest prompt is not known: %v", out)
+	}
+	runtime.KeepAlive(l)
 }

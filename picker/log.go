@@ -19,13 +19,9 @@ func (p *Picker) logSources() {
 		if w.Name != decision.CacheScorer || w.Value == 0 {
 			continue
 		}
-		switch {
-		case p.opt.Tokenizer == nil && p.opt.AskEngine == nil && !p.opt.Learn:
+		if p.opt.Tokenizer == nil && p.opt.AskEngine == nil && !p.opt.Learn {
 			p.opt.Log.Warn("no data for a scorer", "scorer", w.Name, "weight", w.Value,
 				"detail", "no tokenizer, no engine to ask and no learning: only prompts sent as token IDs can match")
-		case p.opt.Learn:
-			p.opt.Log.Warn("approximate mode", "scorer", w.Name,
-				"detail", "what endpoints have cached is guessed from our own picks", "ttl", p.opt.LearnTTL)
 		}
 	}
 }
@@ -116,7 +112,10 @@ func candidateAttr(rec *decision.Record, i, place int) slog.Attr {
 		slog.Int("place", place), slog.Bool("chosen", i == rec.Chosen), slog.String("address", c.Address),
 		slog.Float64("composite", c.Composite()), slog.String("excluded", c.Excluded.String()),
 		slog.Float64("queueDepth", c.Queue), slog.Float64("loadRatio", c.Load), slog.Int("matchedBlocks", int(c.Match.Blocks)),
-		slog.Int("inFlight", c.Signals.InFlight),
+		slog.Int("inFlight", c.Signals.InFlight), slog.Bool("agent", c.Signals.Agent),
+	}
+	if r := c.Signals.HealthReason.String(); r != "" {
+		attrs = append(attrs, slog.String("healthReason", r))
 	}
 	return slog.Attr{Key: c.Name, Value: slog.GroupValue(append(attrs, factors(rec, i)...)...)}
 }

@@ -1,6 +1,8 @@
 package picker
 
 import (
+	"slices"
+
 	"epp.internal/epp"
 	"epp.internal/epp/block"
 	"epp.internal/epp/decision"
@@ -61,16 +63,22 @@ func (pk *Pick) matchAll() {
 	n := p.opt.Fleet.Slots()
 	s.match = append(s.match[:0], make([]epp.Match, n)...)
 	s.counts, s.sums = sized(s.counts, n), sized(s.sums, n)
+	s.lacks = append(s.lacks[:0], make([]float32, n)...)
 	if !pk.byBytes {
 		for i, size := range s.sizes {
-			pk.matchSize(i, size, func(chain []uint64, out []uint32) { p.opt.Index.Match(chain, out) })
+			clear(s.lacks)
+			pk.matchSize(i, size, func(chain []uint64, out []uint32) {
+				p.opt.Index.Match(chain, out)
+				p.opt.Index.Discounts(chain, out, s.lacks)
+			})
 		}
 	}
-	if p.learned == nil {
+	if pk.guessed = p.learned != nil && (pk.ownAlone() || p.opt.Fleet.Silent() > 0); !pk.guessed {
 		return
 	}
 	s.heard = append(s.heard[:0], s.match...)
 	now := p.opt.Now()
+	clear(s.lacks)
 	for i, size := range s.sizes {
 		pk.matchSize(i, size, func(chain []uint64, out []uint32) { p.learned.match(chain, now, out) })
 	}
@@ -111,7 +119,28 @@ func (pk *Pick) matchSize(i, size int, look func(chain []uint64, out []uint32)) 
 	}
 	for slot, blocks := range sums {
 		if int(blocks)*size > s.match[slot].Tokens() {
-			s.match[slot] = epp.Match{Blocks: blocks, BlockTokens: uint32(size)}
+			s.match[slot] = epp.Match{Blocks: blocks, BlockTokens: uint32(size), Discount: s.lacks[slot]}
+		}
+	}
+}
+
+// ownAlone reports whether no engine's events can tell all of the prompt's blocks:
+// then our own picks are what is known, of every endpoint.
+func (pk *Pick) ownAlone() bool {
+	return pk.byBytes || slices.ContainsFunc(pk.s.prompts, func(p prompt) bool { return p.media != "" })
+}
+
+// trust leaves what was learned from our own picks out of the match of endpoints
+// that tell of their caches themselves.
+func (pk *Pick) trust(v epp.View) {
+	s := pk.s
+	pk.owner.learned.former(v, s.heard, s.match) // here a slot has one owner
+	if pk.ownAlone() {
+		return
+	}
+	for i := range v.Endpoints {
+		if slot := int(v.Endpoints[i].Slot); v.Signals[i].Heard && slot < len(s.match) {
+			s.match[slot] = s.heard[slot]
 		}
 	}
 }
@@ -139,7 +168,7 @@ func (pk *Pick) cachedAt(c *decision.Candidate) int {
 // learn remembers that an endpoint has computed the prompt.
 func (pk *Pick) learn(at epp.Endpoint) {
 	l := pk.owner.learned
-	if l == nil || pk.learnt || pk.s == nil || pk.status >= 300 {
+	if l == nil || !pk.unheard || pk.learnt || pk.s == nil || pk.status >= 300 {
 		return
 	}
 	pk.learnt = true

@@ -2,6 +2,7 @@ package picker
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"epp.internal/epp"
@@ -89,6 +90,8 @@ type Pick struct {
 	// where byBytes is true.
 	promptTokens []uint32
 	byBytes      bool
+	guessed      bool // what our own picks have taught is in the match
+	unheard      bool // the endpoint does not tell that it has the prompt
 	learnt       bool // this prompt, by its endpoint
 	decoded      int  // bytes to give back
 
@@ -97,6 +100,9 @@ type Pick struct {
 	attempt   int
 	tried     epp.Slots
 	predicted int // tokens of the prompt that the endpoint is taken to have cached
+	// counted becomes true when blocks that the decision counted on turn out to
+	// have been gone; nil: it counted on none.
+	counted *atomic.Bool
 
 	answer     *openai.Answer // nil where the answer cannot be read
 	status     int
@@ -191,16 +197,19 @@ func (p *Pick) End(o Outcome) {
 		p.booking.Judge(p.owner.opt.Now(), fleet.Undecided)
 	case Served: // judged by its status
 	}
-	if o == Served && verdict(p.status) == fleet.Good {
-		p.booking.Complete(p.owner.opt.Now())
+	if o == Served {
+		if p.answer != nil {
+			p.answer.End()
+			p.verify()
+		}
+		if verdict(p.status) == fleet.Good {
+			p.booking.Complete(p.owner.opt.Now())
+		}
 	}
 	if p.sight == SeesHeaders && o == Served {
 		p.booking.HandOver(p.owner.opt.Now())
 	} else {
 		p.booking.End()
-	}
-	if p.answer != nil && o == Served {
-		p.answer.End()
 	}
 	if o == Served && p.sight != SeesHeaders {
 		p.learn(p.Endpoint) // where its first token was not to be seen

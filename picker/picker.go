@@ -44,6 +44,8 @@ type Hooks struct {
 	Decided func(rec *decision.Record)
 	// Ended is called when a request that was picked has ended.
 	Ended func(rec *Ending)
+	// Asked is called for each question to an engine for tokens, however it ended.
+	Asked func(AskResult)
 }
 
 // Ending is what became of a request.
@@ -75,11 +77,12 @@ type Options struct {
 	AskEngine func(ctx context.Context, path string, body []byte) ([]uint32, error)
 	AskBudget time.Duration
 	// Learn is the approximate mode, for endpoints that tell nothing of their
-	// caches: a prompt counts as cached where one ran that began the same, from
-	// its first token on and for LearnTTL, default DefaultLearnTTL. LearnBlocks
-	// bounds what is remembered, default DefaultLearnBlocks. Prompts without
-	// tokens are told apart by their bytes. Where an edge sees no token, a whole
-	// answer teaches; where it sees headers alone, nothing does.
+	// caches, and for prompts of which no endpoint can tell: a prompt counts as
+	// cached where one ran that began the same, from its first token on and for
+	// LearnTTL, default DefaultLearnTTL. LearnBlocks bounds what is remembered,
+	// default DefaultLearnBlocks. Prompts without tokens are told apart by their
+	// bytes. Where an edge sees no token, a whole answer teaches; where it sees
+	// headers alone, nothing does.
 	Learn       bool
 	LearnTTL    time.Duration
 	LearnBlocks int
@@ -119,9 +122,11 @@ type Picker struct {
 	opt     Options
 	policy  atomic.Pointer[route.Policy]
 	scratch sync.Pool // of *scratch
+	reader  *openai.Reader
 	decoder decoder
 	asker   *asker   // nil: no engine is asked
 	learned *learned // nil: nothing is learned from our own picks
+	recent  recent
 
 	// joinsParts and mergesSystem are what the template does, found out once.
 	joinsParts, mergesSystem func() bool
@@ -144,7 +149,7 @@ func New(opt Options) *Picker {
 	opt.AskBudget = cmp.Or(opt.AskBudget, DefaultAskBudget)
 	opt.LearnTTL = cmp.Or(opt.LearnTTL, DefaultLearnTTL)
 	opt.LearnBlocks = cmp.Or(opt.LearnBlocks, DefaultLearnBlocks)
-	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt)}
+	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt), reader: openai.NewReader(openai.ReaderBytes)}
 	p.decoder.each = cmp.Or(opt.MaxDecodedBytes, DefaultMaxDecodedBytes)
 	p.decoder.total = cmp.Or(opt.MaxDecodedBytesTotal, DefaultMaxDecodedBytesTotal)
 	p.joinsParts = sync.OnceValue(p.templateJoinsParts)
@@ -172,6 +177,7 @@ type scratch struct {
 	chains  [][]uint64 // one per block size, as sizes: of all prompts, one behind the other
 	counts  []uint32   // by slot
 	sums    []uint32   // by slot, matched blocks over all prompts
+	lacks   []float32  // by slot, what these are worth less, in blocks
 	match   []epp.Match
 	heard   []epp.Match // match without what was learned from our own picks
 }
@@ -210,7 +216,7 @@ func (pk *Pick) prepare(in *Incoming) error {
 		return fault
 	}
 	pk.decoded = held
-	body, err := openai.Read(in.Path, plain)
+	body, err := p.reader.Read(in.Path, plain)
 	if body == nil {
 		return err
 	}
@@ -327,20 +333,21 @@ func (pk *Pick) decide(ctx context.Context) error {
 	var err error
 	booking, ok := p.opt.Fleet.Pick(fleet.Query{Target: r.Target, Adapter: r.Adapter, PromptTokens: len(pk.promptTokens)}, now, func(v epp.View) (int, int) {
 		in.View = v
-		if p.learned != nil {
-			p.learned.former(v, s.heard, s.match) // here a slot has one owner
+		if pk.guessed {
+			pk.trust(v)
 		}
 		var i int
 		if i, err = policy.Pick(&in, seed, pk.tried, rec); err != nil {
 			return -1, 0
 		}
 		pk.Endpoint = v.Endpoints[i]
+		pk.unheard = !v.Signals[i].Heard || pk.ownAlone()
 		pk.Fallbacks = pk.Fallbacks[:0]
 		for _, k := range route.Ranked(rec, p.opt.Fallbacks) {
 			pk.Fallbacks = append(pk.Fallbacks, v.Endpoints[k])
 		}
 		pk.predicted = pk.cachedAt(&rec.Candidates[i])
-		return i, len(pk.promptTokens) - pk.predicted
+		return i, len(pk.promptTokens) - pk.predicted*(100-int(v.Signals[i].Doubt))/100
 	})
 	rec.Timings.Score = p.opt.Now().Sub(now)
 	pk.finishRecord(ctx, rec)
@@ -351,6 +358,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 		return err
 	}
 	pk.booking = booking
+	pk.remember(now, &rec.Candidates[rec.Chosen])
 	if pk.sight != SeesAll {
 		booking.ReleaseTokensByRate(now)
 	}

@@ -280,6 +280,7 @@ func (pk *Pick) approximate(body *openai.Body) {
 		end()
 	}
 	pk.promptTokens, pk.byBytes = s.tokens, true
+	pk.Request.TokenSource = epp.ApproximateTokens
 	pk.tokenNote = "approximate, by the prompt's bytes and our own picks: " + pk.tokenNote
 }
 

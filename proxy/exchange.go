@@ -163,7 +163,7 @@ func (x *exchange) carry(c Carried) {
 func (x *exchange) send(c Carried) (*http.Response, string, error) {
 	for {
 		target, body := c.Target()
-		res, err := x.try(target.Address, body, c.Encoding())
+		res, err := x.try(target, body, c.Encoding())
 		if err == nil {
 			return res, target.Address, nil
 		}
@@ -190,12 +190,12 @@ func (x *exchange) send(c Carried) (*http.Response, string, error) {
 }
 
 // try sends the request once and waits for the header of the final answer.
-func (x *exchange) try(address string, body []byte, encoding string) (*http.Response, error) {
+func (x *exchange) try(target epp.Endpoint, body []byte, encoding string) (*http.Response, error) {
 	in := x.in.URL
 	out := (&http.Request{
 		Method: x.in.Method,
-		URL:    &url.URL{Scheme: "http", Host: address, Path: in.Path, RawQuery: in.RawQuery, ForceQuery: in.ForceQuery},
-		Host:   address,
+		URL:    &url.URL{Scheme: "http", Host: target.Address, Path: in.Path, RawQuery: in.RawQuery, ForceQuery: in.ForceQuery},
+		Host:   target.Address,
 		Header: requestHeader(x.in.Header, x.in.RemoteAddr, x.id),
 		// Without GetBody net/http cannot send a body twice behind our back,
 		// whatever Idempotency-Key says.
@@ -206,6 +206,9 @@ func (x *exchange) try(address string, body []byte, encoding string) (*http.Resp
 		Got1xxResponse:       x.inform,
 	}))
 	delete(out.Header, "Content-Encoding") // the client's own: the body may have been decoded
+	if target.Rank != "" {
+		out.Header.Set(epp.RankHeader, target.Rank)
+	}
 	if encoding != "" {
 		out.Header["Content-Encoding"] = []string{encoding}
 	}

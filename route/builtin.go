@@ -1,7 +1,6 @@
 package route
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -46,7 +45,9 @@ type Builtin struct {
 	Scorer Scorer
 }
 
-// Builtins are the scorers of the house: the only list there is.
+// Builtins are the scorers of the house: the only list there is. A policy rates an
+// endpoint by all of them at once, from one look at its signals, and gives what
+// their columns give (TestPickIsItsColumns).
 var Builtins = []Builtin{
 	{decision.CacheScorer, "share of the prompt's full blocks that the endpoint holds", Cache{}},
 	{decision.LoadScorer, "1 − load; load by load.source", Load{}},
@@ -55,61 +56,28 @@ var Builtins = []Builtin{
 	{decision.AdapterScorer, "1 where the asked LoRA adapter is resident, or none is asked", Adapter{}},
 }
 
-// builtin returns the named scorer.
-func builtin(name string) (Scorer, error) {
-	names := make([]string, len(Builtins))
+// names are the scorers' names, for a fault.
+func names() string {
+	all := make([]string, len(Builtins))
 	for i, b := range Builtins {
-		if b.Name == name {
-			return b.Scorer, nil
-		}
-		names[i] = b.Name
+		all[i] = b.Name
 	}
-	return nil, fmt.Errorf("weights.%s: no such scorer: have %s", name, strings.Join(names, ", "))
-}
-
-// kind is one of the house's scorers. A policy rates an endpoint by all of them
-// at once, from one look at its signals, and gives what their columns give
-// (TestPickIsItsColumns).
-type kind uint8
-
-// The kinds. kinds is how many there can be: a power of two, so that no index needs a check.
-const (
-	cacheKind kind = iota
-	loadKind
-	queueKind
-	healthKind
-	adapterKind
-	outside // none of the house's
-
-	kinds = 8
-)
-
-func kindOf(s Scorer) kind {
-	switch s.(type) {
-	case Cache:
-		return cacheKind
-	case Load:
-		return loadKind
-	case Queue:
-		return queueKind
-	case Health:
-		return healthKind
-	case Adapter:
-		return adapterKind
-	}
-	return outside
+	return strings.Join(all, ", ")
 }
 
 // Cache rates the share of the prompt that the endpoint need not compute:
 // matched tokens ÷ tokens in full blocks of the pool's smallest block size. With
 // one size in the pool that is matched blocks ÷ full blocks. 0 for a prompt
-// under one block, and where nothing was heard of the endpoint's cache.
+// under one block. An endpoint whose claims did not come true lately has that part
+// taken off (Signals.Doubt). Where nothing was ever heard of the endpoint's cache, and our
+// own picks know of nothing there, it is 0 and unknown.
 type Cache struct{}
 
 // Score implements [Scorer].
 func (Cache) Score(in *Input, out []epp.Score) {
 	for i := range out {
-		out[i].Value = cachedShare(in.MatchOf(i), in.BlockedTokens)
+		m, s := in.MatchOf(i), &in.View.Signals[i]
+		out[i] = epp.Score{Value: blockedTokens(in.BlockedTokens).share(m, s.Doubt), Unknown: cacheUnknown(s, m)}
 	}
 }
 

@@ -11,5 +11,5 @@ func AddScorer(p *Policy, name string, weight float64, s Scorer) {
 	settings := *p.Settings
 	settings.Weights = append(settings.Weights[:len(settings.Weights):len(settings.Weights)], decision.Weight{Name: name, Value: weight})
 	p.Settings = &settings
-	p.add(s, weight)
+	p.outside = append(p.outside, outside{s, weight, len(settings.Weights) - 1})
 }

@@ -147,7 +147,7 @@ func endpoints(t *testing.T, lines string) route.Input {
 	for i, line := range strings.Split(strings.TrimSpace(lines), "\n") {
 		words := strings.Fields(line)
 		slot := epp.Slot(i)
-		sig := epp.Signals{Health: 1, ReadAt: now}
+		sig := epp.Signals{Health: 1, ReadAt: epp.InstantOf(now), Heard: true}
 		var m epp.Match
 		atRead := math.NaN()
 		serves := true
@@ -177,7 +177,9 @@ func endpoints(t *testing.T, lines string) route.Input {
 				if err != nil {
 					t.Fatal(err)
 				}
-				sig.ReadAt = now.Add(-age)
+				sig.ReadAt = epp.InstantOf(now.Add(-age))
+			case "silent":
+				sig.Heard = false
 			case "resident":
 				in.View.Resident = in.View.Resident.Add(slot)
 			case "other-model":

@@ -167,7 +167,7 @@ func TestCaseE3AbsurdValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 3 {
-		if !rec.Score(i, 1).Unknown || !rec.Score(i, 2).Unknown || rec.Candidates[i].Excluded != decision.Admitted {
+		if rec.Candidates[i].Unknown != 1<<decision.LoadFactor|1<<decision.QueueFactor || rec.Candidates[i].Excluded != decision.Admitted {
 			t.Errorf("endpoint %d: %+v", i, rec.Candidates[i])
 		}
 	}
@@ -208,7 +208,7 @@ func idlePool(n int, cached uint32) *route.Input {
 	for i := range n {
 		name := fmt.Sprintf("endpoint-%d", i)
 		in.View.Endpoints = append(in.View.Endpoints, epp.Endpoint{Name: name, Address: name, Slot: epp.Slot(i)})
-		in.View.Signals = append(in.View.Signals, epp.Signals{Health: 1, ReadAt: now})
+		in.View.Signals = append(in.View.Signals, epp.Signals{Health: 1, ReadAt: epp.InstantOf(now), Heard: true})
 		in.Match = append(in.Match, epp.Match{Blocks: cached, BlockTokens: 16})
 	}
 	return in
@@ -241,6 +241,7 @@ func drawInput(t *rapid.T, value *rapid.Generator[float64]) *route.Input {
 
 func drawSettings(t *rapid.T) *decision.Settings {
 	s := decision.Defaults()
+	s.Weights = rapid.Permutation(s.Weights).Draw(t, "weights")
 	s.MaxQueue = rapid.IntRange(1, 30).Draw(t, "maxQueue")
 	s.OnSaturated = rapid.SampledFrom([]decision.OnSaturated{decision.Degrade, decision.Reject}).Draw(t, "onSaturated")
 	s.Load.Source = rapid.SampledFrom([]decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV, decision.LoadGPU}).Draw(t, "source")

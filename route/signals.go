@@ -7,14 +7,24 @@ import (
 	"epp.internal/epp/decision"
 )
 
-// cachedShare is the part of a prompt of so many tokens in full blocks that a
-// match covers.
-func cachedShare(m epp.Match, blockedTokens int) float64 {
-	if blockedTokens <= 0 || m.Blocks == 0 {
+// blockedTokens is a prompt's tokens in full blocks.
+type blockedTokens int
+
+// share is the part of them that a match covers, less what blocks beside the GPU
+// are worth less and what the endpoint's claims are doubted.
+func (b blockedTokens) share(m epp.Match, doubt uint8) float64 {
+	if b <= 0 || m.Blocks == 0 {
 		return 0
 	}
-	return unit(float64(m.Tokens()) / float64(blockedTokens))
+	share := unit(m.Worth() / float64(b))
+	if doubt > 0 {
+		share *= unit(float64(100-int(doubt)) / 100)
+	}
+	return share
 }
+
+// cacheUnknown reports whether a match is 0 because nobody tells.
+func cacheUnknown(s *epp.Signals, m epp.Match) bool { return !s.Heard && m.Blocks == 0 }
 
 // residence is 1 for an adapter that is there, or that nobody asked for.
 func residence(there bool) float64 {
@@ -57,7 +67,7 @@ func freeSlots(s *epp.Signals) float64 {
 // measure is what the settings say of load and queue, ready to divide by.
 type measure struct {
 	source         loadSource
-	maxRunning     float64
+	capacity       float64 // in requests: those at once × maxUtilization
 	maxUtilization float64
 	maxQueue       float64
 }
@@ -74,13 +84,14 @@ const (
 
 func measureOf(s *decision.Settings) measure {
 	m := measure{
-		maxRunning:     decision.DefaultMaxRunning,
+		capacity:       decision.DefaultMaxRunning,
 		maxUtilization: s.Load.MaxUtilization,
 		maxQueue:       float64(s.MaxQueue),
 	}
 	if s.Load.MaxRunning > 0 {
-		m.maxRunning = float64(s.Load.MaxRunning)
+		m.capacity = float64(s.Load.MaxRunning)
 	}
+	m.capacity *= m.maxUtilization
 	switch s.Load.Source {
 	case decision.LoadTokens:
 		m.source = byTokens
@@ -97,13 +108,25 @@ func measureOf(s *decision.Settings) measure {
 // unknown is true where the source never said: then our own requests in flight
 // stand in, so that a new endpoint counts as idle.
 func (m *measure) load(s *epp.Signals) (load float64, unknown bool) {
+	if m.source == byRequests && s.Running.Known && s.Waiting.Known {
+		return requests(s) / m.capacity, false
+	}
+	return m.loadElse(s)
+}
+
+// requests is how many requests the endpoint has: those it reported, and those of
+// our own picks that it did not count.
+func requests(s *epp.Signals) float64 {
+	n := s.Running.Value + s.Waiting.Value + float64(s.Delta())
+	if own := float64(s.InFlight); own > n {
+		return own
+	}
+	return n
+}
+
+// loadElse is load where that is not the requests that the endpoint reported.
+func (m *measure) loadElse(s *epp.Signals) (load float64, unknown bool) {
 	switch {
-	case m.source == byRequests && s.Running.Known && s.Waiting.Known:
-		load = s.Running.Value + s.Waiting.Value + float64(s.Delta())
-		if own := float64(s.InFlight); own > load {
-			load = own
-		}
-		load /= m.maxRunning
 	case m.source == byTokens:
 		load = float64(s.InFlightTokens) / decision.TokensAtFullLoad
 	case m.source == byKV && s.KVUsage.Known:
@@ -111,12 +134,9 @@ func (m *measure) load(s *epp.Signals) (load float64, unknown bool) {
 	case m.source == byGPU && s.GPU.Known:
 		load = s.GPU.Value
 	default:
-		load, unknown = float64(max(0, s.InFlight))/m.maxRunning, true
+		return float64(max(0, s.InFlight)) / m.capacity, true
 	}
-	if m.maxUtilization != 1 { // a division is a tenth of the cost of an endpoint
-		load /= m.maxUtilization
-	}
-	return load, unknown
+	return load / m.maxUtilization, unknown
 }
 
 // The fall of health while reports are missing: 0.1 for every 5 s past the age
@@ -130,7 +150,7 @@ const (
 func healthOf(s *epp.Signals, now time.Time, staleAfter time.Duration) float64 {
 	h := s.Health
 	if Stale(s, now, staleAfter) && h > HealthCutoff {
-		over := now.Sub(s.ReadAt) - staleAfter
+		over := age(s, now) - staleAfter
 		h = max(HealthCutoff, h-staleHealthStep*float64(over)/float64(staleHealthEvery))
 	}
 	return h
@@ -139,7 +159,12 @@ func healthOf(s *epp.Signals, now time.Time, staleAfter time.Duration) float64 {
 // Stale reports whether the endpoint was read once and then not again for
 // longer than staleAfter.
 func Stale(s *epp.Signals, now time.Time, staleAfter time.Duration) bool {
-	return !s.ReadAt.IsZero() && now.Sub(s.ReadAt) > staleAfter
+	return !s.ReadAt.IsZero() && age(s, now) > staleAfter
+}
+
+// age is how old the endpoint's reading is.
+func age(s *epp.Signals, now time.Time) time.Duration {
+	return time.Duration(epp.InstantOf(now) - s.ReadAt)
 }
 
 // unit brings v into [0, 1]; NaN becomes 0.

@@ -23,9 +23,9 @@ func TestPickIsItsColumns(t *testing.T) {
 		}).Draw(t, "range"))
 		for i := range in.View.Signals {
 			age := rapid.Int64Range(-1e9, 40e9).Draw(t, "age")
-			in.View.Signals[i].ReadAt = now.Add(-time.Duration(age))
+			in.View.Signals[i].ReadAt = epp.InstantOf(now.Add(-time.Duration(age)))
 			if rapid.IntRange(0, 9).Draw(t, "never read") == 0 {
-				in.View.Signals[i].ReadAt = time.Time{}
+				in.View.Signals[i].ReadAt = 0
 			}
 		}
 		p := mustPolicyRapid(t, drawSettings(t))
@@ -41,15 +41,25 @@ func TestPickIsItsColumns(t *testing.T) {
 		n := len(rec.Candidates)
 		for i := range rec.Candidates {
 			for j := range p.Settings.Weights {
-				if got := *rec.Score(i, j); got != want[j][i] {
+				if got := rec.Score(i, j); got != want[j][i] {
 					t.Fatalf("endpoint %d, %s: %+v, by column %+v", i, p.Settings.Weights[j].Name, got, want[j][i])
 				}
 			}
 			sum := 0.0
-			for j, w := range p.Settings.Weights {
-				sum += float64(w.Value * want[j][i].Value)
+			for f := range decision.Factors { // the house's, in its order
+				for j, w := range p.Settings.Weights {
+					if decision.FactorOf(w.Name) == f {
+						sum += float64(w.Value * want[j][i].Value)
+					}
+				}
 			}
-			if sum = min(sum, 1); rec.Candidates[i].Sum != sum {
+			sum = min(sum, 1)
+			for j, w := range p.Settings.Weights {
+				if decision.FactorOf(w.Name) == decision.Factors {
+					sum = min(1, sum+float64(w.Value*want[j][i].Value))
+				}
+			}
+			if rec.Candidates[i].Sum != sum {
 				t.Fatalf("endpoint %d: sum %v, by column %v", i, rec.Candidates[i].Sum, sum)
 			}
 		}
@@ -126,6 +136,19 @@ func (lengthScorer) Score(in *route.Input, out []epp.Score) {
 			out[i].Value = 7
 		default:
 			out[i].Value = 1 / float64(len(in.View.Endpoints[i].Name))
+		}
+	}
+}
+
+// TestBuiltinsAreTheFactors: the table of scorers and the factors of a candidate
+// have one order.
+func TestBuiltinsAreTheFactors(t *testing.T) {
+	if len(route.Builtins) != int(decision.Factors) {
+		t.Fatalf("%d scorers, %d factors", len(route.Builtins), decision.Factors)
+	}
+	for i, b := range route.Builtins {
+		if f := decision.FactorOf(b.Name); f != decision.Factor(i) {
+			t.Errorf("%s: line %d of the table, factor %d", b.Name, i, f)
 		}
 	}
 }

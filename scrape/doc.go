@@ -22,6 +22,6 @@
 //
 //	client := scrape.Client(nil)
 //	defer client.CloseIdleConnections()
-//	g := scrape.Group{Client: client, Names: scrape.VLLM, Log: log}
+//	g := scrape.Group{Client: client, Log: log}
 //	go g.Run(ctx, scrape.Target{Address: "10.0.0.7:8000"}, sink)
 package scrape

@@ -100,7 +100,7 @@ type parser struct {
 	faults []error
 
 	waiting, running, usage [maxNames]sum
-	counters                [3]sum // as counterNames
+	counters                [4]sum // as counterNames
 	awake                   sum
 	cache                   [2]sum // tokens of a block, blocks
 
@@ -139,6 +139,10 @@ func (p *parser) line(line []byte, whole bool) {
 		p.adapters(rest, whole)
 	} else if rest, ok := series(line, p.names.Cache); ok {
 		p.cacheConfig(rest, whole)
+	} else if rest, ok := series(line, p.names.BlockTokensGauge); ok {
+		p.gauge(&p.cache[0], p.names.BlockTokensGauge, rest, whole, maxSize)
+	} else if rest, ok := series(line, p.names.BlocksGauge); ok {
+		p.gauge(&p.cache[1], p.names.BlocksGauge, rest, whole, maxSize)
 	} else if rest, ok := series(line, p.names.Sleep); ok {
 		p.sleep(rest, whole)
 	}
@@ -337,8 +341,8 @@ func (p *parser) sleep(rest []byte, whole bool) {
 	p.awake.add(v, err == nil)
 }
 
-func (p *parser) counterNames() [3]string {
-	return [3]string{p.names.PromptTokens, p.names.CachedTokens, p.names.FirstTokenSeconds}
+func (p *parser) counterNames() [4]string {
+	return [4]string{p.names.PromptTokens, p.names.CachedTokens, p.names.GeneratedTokens, p.names.FirstTokenSeconds}
 }
 
 // finish turns what was read into the page's Load.
@@ -350,7 +354,7 @@ func (p *parser) finish() {
 	if s := p.first(p.usage[:], p.names.KVUsage); s != nil && !s.bad {
 		l.KVUsage = epp.Known(min(s.most, 1))
 	}
-	for i, to := range [3]*epp.Gauge{&l.PromptTokens, &l.CachedTokens, &l.FirstTokenSeconds} {
+	for i, to := range [4]*epp.Gauge{&l.PromptTokens, &l.CachedTokens, &l.GeneratedTokens, &l.FirstTokenSeconds} {
 		*to = epp.Gauge{}
 		if s := p.counters[i]; s.count > 0 && !s.bad {
 			*to = epp.Known(s.value)

@@ -19,6 +19,9 @@ import (
 //
 //	page file=<name> [engine=<rank>]    a captured page
 //	parse [engine=<rank>] [cut]         the page below; cut takes its last line's end
+//
+// With kind=<name> the page is read as that engine's, with kind=detect as that of
+// the engine that it shows.
 func TestParse(t *testing.T) {
 	datadriven.RunTest(t, "testdata/parse", func(t *testing.T, d *datadriven.TestData) string {
 		text := []byte(d.Input + "\n")
@@ -32,9 +35,20 @@ func TestParse(t *testing.T) {
 		}
 		var engine string
 		d.MaybeScanArgs(t, "engine", &engine)
+		kind, found := &scrape.VLLM, ""
+		if d.HasArg("kind") {
+			var name string
+			d.ScanArgs(t, "kind", &name)
+			if name != "detect" {
+				kind, _ = scrape.EngineNamed(name)
+			} else if kind = scrape.Detect(text); kind == nil {
+				return "no engine\n"
+			}
+			found = kind.Name + ": "
+		}
 		var p scrape.Page
-		err := scrape.Parse(text, scrape.VLLM, engine, &p)
-		return show(&p, err)
+		err := scrape.Parse(text, kind.Names, engine, &p)
+		return found + show(&p, err)
 	})
 }
 
@@ -88,8 +102,8 @@ func TestPageIsUsedAgain(t *testing.T) {
 	var handed [][]string
 	for _, name := range names {
 		var fresh scrape.Page
-		err := scrape.Parse(page(t, name), scrape.VLLM, "", &fresh)
-		if uerr := scrape.Parse(page(t, name), scrape.VLLM, "", &used); show(&used, uerr) != show(&fresh, err) {
+		err := scrape.Parse(page(t, name), scrape.VLLM.Names, "", &fresh)
+		if uerr := scrape.Parse(page(t, name), scrape.VLLM.Names, "", &used); show(&used, uerr) != show(&fresh, err) {
 			t.Errorf("%s: used page reads\n%snew page reads\n%s", name, show(&used, uerr), show(&fresh, err))
 		}
 		handed = append(handed, used.Load.Adapters)
@@ -113,7 +127,7 @@ func TestCaseE1Parse(t *testing.T) {
 		{"C", rest, epp.Gauge{}, "[vllm:kv_cache_usage_perc]"},
 	} {
 		var p scrape.Page
-		err := scrape.Parse([]byte(c.page), scrape.VLLM, "", &p)
+		err := scrape.Parse([]byte(c.page), scrape.VLLM.Names, "", &p)
 		if err != nil || p.Load.KVUsage != c.want || fmt.Sprint(p.Missing) != c.missing {
 			t.Errorf("%s: kv = %v, missing %v, error %v; want %v, missing %s, none", c.name, p.Load.KVUsage, p.Missing, err, c.want, c.missing)
 		}
@@ -126,7 +140,7 @@ func TestCaseE3(t *testing.T) {
 	for _, metric := range []string{"vllm:kv_cache_usage_perc", "vllm:num_requests_waiting", "vllm:num_requests_running"} {
 		for _, v := range []string{"NaN", "+Inf", "-Inf", "Inf", "-1", "1e308", "1e999", "0x", ""} {
 			var p scrape.Page
-			err := scrape.Parse(fmt.Appendf(nil, "%s{engine=\"0\"} %s\n", metric, v), scrape.VLLM, "", &p)
+			err := scrape.Parse(fmt.Appendf(nil, "%s{engine=\"0\"} %s\n", metric, v), scrape.VLLM.Names, "", &p)
 			if p.Load.KVUsage.Known || p.Load.Waiting.Known || p.Load.Running.Known {
 				t.Errorf("%s %s: %+v, want all unknown", metric, v, p.Load)
 			}
@@ -135,7 +149,7 @@ func TestCaseE3(t *testing.T) {
 			}
 		}
 		var p scrape.Page
-		if err := scrape.Parse([]byte(metric+" 0.3\n"), scrape.VLLM, "", &p); err != nil || len(p.Bad) > 0 {
+		if err := scrape.Parse([]byte(metric+" 0.3\n"), scrape.VLLM.Names, "", &p); err != nil || len(p.Bad) > 0 {
 			t.Errorf("%s 0.3: bad = %q, error %v; want none", metric, p.Bad, err)
 		}
 	}
@@ -150,7 +164,7 @@ func TestAdaptersAreBounded(t *testing.T) {
 	}
 	b.WriteString("\"} 1.7e9\n")
 	var p scrape.Page
-	scrape.Parse([]byte(b.String()), scrape.VLLM, "", &p)
+	scrape.Parse([]byte(b.String()), scrape.VLLM.Names, "", &p)
 	if n := len(p.Load.Adapters); n != 1024 {
 		t.Errorf("adapters kept = %d, want 1024", n)
 	}
@@ -177,7 +191,7 @@ func TestParseReadsWhatWasPrinted(t *testing.T) {
 		}
 		lines = rapid.Permutation(lines).Draw(t, "order")
 		var p scrape.Page
-		if err := scrape.Parse([]byte(strings.Join(lines, "\n")+"\n"), scrape.VLLM, "0", &p); err != nil {
+		if err := scrape.Parse([]byte(strings.Join(lines, "\n")+"\n"), scrape.VLLM.Names, "0", &p); err != nil {
 			t.Fatal(err)
 		}
 		l := p.Load
@@ -206,7 +220,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("vllm:lora_requests_info{running_lora_adapters=\"a,b\",,} 1 2 3\n"), "")
 	f.Fuzz(func(t *testing.T, page []byte, engine string) {
 		var p scrape.Page
-		err := scrape.Parse(page, scrape.VLLM, engine, &p)
+		err := scrape.Parse(page, scrape.VLLM.Names, engine, &p)
 		for _, g := range []epp.Gauge{p.Load.Waiting, p.Load.Running, p.Load.KVUsage} {
 			if g.Known && (math.IsNaN(g.Value) || math.IsInf(g.Value, 0) || g.Value < 0) || !g.Known && g.Value != 0 {
 				t.Errorf("gauge %+v", g)
@@ -227,7 +241,7 @@ func BenchmarkParse(b *testing.B) {
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := scrape.Parse(text, scrape.VLLM, "", &p); err != nil {
+		if err := scrape.Parse(text, scrape.VLLM.Names, "", &p); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -240,13 +254,13 @@ func TestCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	var p scrape.Page
-	if err := scrape.Parse(page, scrape.VLLM, "", &p); err != nil {
+	if err := scrape.Parse(page, scrape.VLLM.Names, "", &p); err != nil {
 		t.Fatal(err)
 	}
 	if p.Load.PromptTokens != epp.Known(1150) || !p.Load.CachedTokens.Known || p.Load.FirstTokenSeconds.Value <= 0 {
 		t.Errorf("%+v", p.Load)
 	}
-	if err := scrape.Parse([]byte("vllm:num_requests_waiting 0\n"), scrape.VLLM, "", &p); err != nil {
+	if err := scrape.Parse([]byte("vllm:num_requests_waiting 0\n"), scrape.VLLM.Names, "", &p); err != nil {
 		t.Fatal(err)
 	}
 	if p.Load.PromptTokens.Known || p.Load.CachedTokens.Known || p.Load.FirstTokenSeconds.Known {

@@ -2,6 +2,7 @@ package scrape
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -67,9 +68,12 @@ type Sink interface {
 type Target struct {
 	// Address is host:port of the engine's API.
 	Address string
-	// Engine is the data-parallel rank, as the label Names.Engine has it, where
+	// Rank is the data-parallel rank, as the label Names.Engine has it, where
 	// one page tells of several; empty for all of the page.
-	Engine string
+	Rank string
+	// Kind is what engine it is; nil: found out, page by page, and vLLM where no
+	// page tells.
+	Kind *Engine
 }
 
 // Hooks are told of what happened, for metrics. A nil hook is not called; none
@@ -106,7 +110,6 @@ func Client(dial func(ctx context.Context, network, address string) (net.Conn, e
 type Group struct {
 	// Client is what [Client] returns; its owner closes its idle connections.
 	Client *http.Client
-	Names  Names
 	Hooks  Hooks
 	// Log gets a line for each change of state; nil discards.
 	Log *slog.Logger
@@ -194,6 +197,7 @@ type poller struct {
 	log    *slog.Logger
 
 	page    Page
+	kind    *Engine         // of the last page
 	missing map[string]bool // metrics whose absence was told
 	failing bool            // the last reading failed
 	faulty  bool            // the last page had a fault
@@ -217,7 +221,7 @@ func (p *poller) read(ctx context.Context) {
 	mark := p.sink.Begin(began)
 	buf := buffers.Get().(*bytes.Buffer)
 	defer putBuffer(buf)
-	err := p.get(ctx, "/metrics", MaxPage, buf)
+	err := get(ctx, p.group.Client, p.target.Address, p.path(), MaxPage, buf)
 	if ctx.Err() != nil {
 		return
 	}
@@ -241,9 +245,24 @@ func (p *poller) read(ctx context.Context) {
 	}
 }
 
+// path is where the endpoint's page is.
+func (p *poller) path() string {
+	if k := p.target.Kind; k != nil {
+		return k.Path
+	}
+	return VLLM.Path
+}
+
 // parse reads a page, and tells of what is wrong with it when that is new.
 func (p *poller) parse(page []byte) {
-	err := Parse(page, p.group.Names, p.target.Engine, &p.page)
+	kind := cmp.Or(p.target.Kind, Detect(page), &VLLM)
+	if p.kind != kind {
+		p.kind = kind
+		if !kind.Run {
+			p.log.Warn("scrape: this engine's metrics are known from documentation alone", "address", p.target.Address, "engine", kind.Name)
+		}
+	}
+	err := Parse(page, kind.Names, p.target.Rank, &p.page)
 	if h := p.group.Hooks.Bad; h != nil {
 		for _, metric := range p.page.Bad {
 			h(metric)
@@ -265,30 +284,46 @@ func (p *poller) parse(page []byte) {
 	}
 }
 
-// get reads one path of the endpoint into buf, at most limit bytes.
-func (p *poller) get(ctx context.Context, path string, limit int64, buf *bytes.Buffer) error {
+// Fetch reads the metrics page of the engine at address (host:port) once, for
+// [Parse]; a [Group] does so again and again.
+func Fetch(ctx context.Context, client *http.Client, address string) ([]byte, error) {
+	var buf bytes.Buffer
+	err := get(ctx, client, address, "/metrics", MaxPage, &buf)
+	return buf.Bytes(), err
+}
+
+// get reads one path of an engine into buf, at most limit bytes.
+func get(ctx context.Context, client *http.Client, address, path string, limit int64, buf *bytes.Buffer) error {
+	if err := fetch(ctx, client, "http://"+address+path, limit, buf); err != nil {
+		return fmt.Errorf("scrape %s: %s: %w", address, path, err)
+	}
+	return nil
+}
+
+// fetch reads url into buf, at most limit bytes.
+func fetch(ctx context.Context, client *http.Client, url string, limit int64, buf *bytes.Buffer) error {
 	buf.Reset()
 	ctx, cancel := context.WithTimeout(ctx, Deadline)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.target.Address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return fmt.Errorf("scrape %s: %w", p.target.Address, err)
+		return err
 	}
-	resp, err := p.group.Client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("scrape %s: %w", p.target.Address, err)
+		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be kept
-		return fmt.Errorf("scrape %s: %s: status %d", p.target.Address, path, resp.StatusCode)
+		return fmt.Errorf("status %d", resp.StatusCode)
 	}
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case err != nil:
-		return fmt.Errorf("scrape %s: %s: %w", p.target.Address, path, err)
+		return err
 	case n > limit:
-		return fmt.Errorf("scrape %s: %s: over %d bytes", p.target.Address, path, limit)
+		return fmt.Errorf("over %d bytes", limit)
 	}
 	return nil
 }
@@ -297,7 +332,7 @@ func (p *poller) get(ctx context.Context, path string, limit int64, buf *bytes.B
 func (p *poller) followModels(ctx context.Context) {
 	failing := false
 	for {
-		models, err := p.readModels(ctx)
+		models, err := Models(ctx, p.group.Client, p.target.Address)
 		if ctx.Err() != nil {
 			return
 		}
@@ -317,16 +352,17 @@ func (p *poller) followModels(ctx context.Context) {
 	}
 }
 
-// readModels reads /v1/models.
-func (p *poller) readModels(ctx context.Context) ([]epp.Model, error) {
+// Models reads the list of models, /v1/models, of the engine at address
+// (host:port) once.
+func Models(ctx context.Context, client *http.Client, address string) ([]epp.Model, error) {
 	buf := buffers.Get().(*bytes.Buffer)
 	defer putBuffer(buf)
-	if err := p.get(ctx, "/v1/models", maxModelList, buf); err != nil {
+	if err := get(ctx, client, address, "/v1/models", maxModelList, buf); err != nil {
 		return nil, err
 	}
 	models, err := parseModels(buf.Bytes())
 	if err != nil {
-		return nil, fmt.Errorf("scrape %s: /v1/models: %w", p.target.Address, err)
+		return nil, fmt.Errorf("scrape %s: /v1/models: %w", address, err)
 	}
 	return models, nil
 }

@@ -134,9 +134,18 @@ func (r *row) Failed(now time.Time, err error) {
 // run reads the endpoints of addresses for d and returns their rows and the log.
 func run(t *testing.T, p *pool, d time.Duration, hooks scrape.Hooks, addresses ...string) ([]*row, string) {
 	t.Helper()
+	var targets []scrape.Target
+	for _, a := range addresses {
+		targets = append(targets, scrape.Target{Address: a})
+	}
+	return runTargets(t, p, d, hooks, targets)
+}
+
+func runTargets(t *testing.T, p *pool, d time.Duration, hooks scrape.Hooks, targets []scrape.Target) ([]*row, string) {
+	t.Helper()
 	var logged bytes.Buffer
 	client := scrape.Client(p.dial)
-	g := scrape.Group{Client: client, Names: scrape.VLLM, Hooks: hooks, Log: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{
+	g := scrape.Group{Client: client, Hooks: hooks, Log: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
 				return slog.Attr{}
@@ -148,11 +157,11 @@ func run(t *testing.T, p *pool, d time.Duration, hooks scrape.Hooks, addresses .
 	defer cancel()
 	var rows []*row
 	var running sync.WaitGroup
-	for _, a := range addresses {
+	for _, target := range targets {
 		r := &row{start: time.Now()}
 		rows = append(rows, r)
 		running.Go(func() {
-			if err := g.Run(ctx, scrape.Target{Address: a}, r); !errors.Is(err, context.DeadlineExceeded) {
+			if err := g.Run(ctx, target, r); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("Run = %v, want the context's end", err)
 			}
 		})
@@ -249,6 +258,43 @@ func TestGroupSpreadsAndNobodyWaitsForTheSlow(t *testing.T) {
 		}
 		if slow := rows[0]; len(slow.loads) != 4 || len(slow.fails) != 0 {
 			t.Errorf("slow endpoint: loads = %d, fails = %v; want 4: 1.9 s and a pause of 0.25 s each", len(slow.loads), slow.fails)
+		}
+	})
+}
+
+// What engine an endpoint runs is told from its page, once in the log where no
+// such engine was ever run; one that is configured is asked at its own path.
+func TestEngines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const sglang = "sglang:num_queue_reqs 3\nsglang:num_running_reqs 2\nsglang:token_usage 0.5\n"
+		var p pool
+		p.start(t, "a:8000", serve(sglang))
+		p.start(t, "b:8000", func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/prometheus/metrics":
+				io.WriteString(w, "trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 7\ntrtllm_kv_cache_utilization 0.25\n")
+			case "/metrics":
+				io.WriteString(w, "[]")
+			default:
+				io.WriteString(w, `{"data":[]}`)
+			}
+		})
+		rows, log := runTargets(t, &p, 2*time.Second, scrape.Hooks{}, []scrape.Target{
+			{Address: "a:8000"}, {Address: "b:8000", Kind: &scrape.TensorRTLLM},
+		})
+		for i, want := range []epp.Load{
+			{Waiting: epp.Known(3), Running: epp.Known(2), KVUsage: epp.Known(0.5)},
+			{Waiting: epp.Known(1), Running: epp.Known(7), KVUsage: epp.Known(0.25)},
+		} {
+			got := rows[i].loads[len(rows[i].loads)-1]
+			if got.Waiting != want.Waiting || got.Running != want.Running || got.KVUsage != want.KVUsage {
+				t.Errorf("endpoint %d: %+v, want %+v", i, got.Load, want)
+			}
+		}
+		for _, want := range []string{"a:8000 engine=sglang", "b:8000 engine=tensorrt-llm"} {
+			if strings.Count(log, want) != 1 {
+				t.Errorf("log = %s\nwant once %q", log, want)
+			}
 		}
 	})
 }
@@ -410,7 +456,7 @@ vllm:num_requests_running{engine="0"} 2
 vllm:kv_cache_usage_perc{engine="0"} NaN
 `)
 	var p scrape.Page
-	err := scrape.Parse(page, scrape.VLLM, "", &p)
+	err := scrape.Parse(page, scrape.VLLM.Names, "", &p)
 	fmt.Println(p.Load.Waiting, p.Load.Running, p.Load.KVUsage)
 	fmt.Println(err)
 	// Output:

@@ -42,20 +42,12 @@ func Cached(t *Tokenizer, dst []uint32, text string) []uint32 { return t.appendC
 
 // Chunks returns the number of texts in the cache.
 func Chunks(t *Tokenizer) int {
-	n := 0
-	for i := range t.chunks.shards {
-		n += len(t.chunks.shards[i].byKey)
-	}
+	n, _ := t.chunks.chunks.Usage()
 	return n
 }
 
-// Held returns what the cache holds in bytes, counted anew.
+// Held returns what the cache holds in bytes.
 func Held(t *Tokenizer) int {
-	n := 0
-	for i := range t.chunks.shards {
-		for _, c := range t.chunks.shards[i].byKey {
-			n += c.bytes()
-		}
-	}
-	return n
+	_, bytes := t.chunks.chunks.Usage()
+	return bytes
 }

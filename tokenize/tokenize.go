@@ -88,11 +88,8 @@ func (t *Tokenizer) Chat(b *openai.Body, dst []uint32) ([]uint32, error) {
 	if t.chat == nil {
 		return dst, fmt.Errorf("%w: %s", chat.ErrNotRenderable, t.reason)
 	}
-	text, err := t.chat.Render(b)
-	if err != nil {
-		return dst, err
-	}
-	return t.appendCached(dst, text), nil
+	err := t.chat.RenderTo(b, func(text string) { dst = t.appendCached(dst, text) })
+	return dst, err
 }
 
 // Text appends the tokens of a completion's prompt to dst, with those that the

@@ -21,15 +21,14 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
+	"epp.internal/epp/bench/rig"
 	"epp.internal/epp/engine"
 	"epp.internal/epp/epptest"
 	"epp.internal/epp/tokenize"
 )
-
-// model is the name that engines serve under.
-const model = "bench"
 
 // size is a row of the table: bodies and how many conversations of them.
 type size struct {
@@ -46,6 +45,7 @@ var sizes = []size{
 
 type options struct {
 	epp, nullepp, tokenizer, corpus, log string
+	only                                 string
 	engines, rounds                      int
 	length                               time.Duration
 }
@@ -57,6 +57,7 @@ func main() {
 	flag.StringVar(&o.tokenizer, "tokenizer", "", "folder of tokenizer.json and tokenizer_config.json")
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go files that conversations are cut from")
 	flag.StringVar(&o.log, "log", os.DevNull, "file for the servers' logs")
+	flag.StringVar(&o.only, "only", "", "the one cell to measure, as its label begins: \"16 KB/64/BUFFERED\"; empty: all")
 	flag.IntVar(&o.engines, "engines", 8, "fake engines")
 	flag.IntVar(&o.rounds, "rounds", 5, "measurements of each cell, of which the median is shown")
 	flag.DurationVar(&o.length, "for", 3*time.Second, "length of each measurement")
@@ -71,7 +72,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
-	text, err := readCorpus(o.corpus)
+	text, err := rig.ReadCorpus(o.corpus)
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,10 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	fmt.Fprintln(out, "| mode | body | streams | decisions/s, epp | floor | ratio | p50 / p99 ms, epp | floor | CPU ms per decision, epp | floor | epp RSS |")
 	fmt.Fprintln(out, "|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, s := range sizes {
-		bodies, err := conversations(text, 1, s.conversations, s.bytes)
+		if !strings.HasPrefix(o.only, s.name[:min(len(s.name), len(o.only))]) {
+			continue
+		}
+		bodies, err := rig.Conversations(text, 1, s.conversations, s.bytes)
 		if err != nil {
 			return err
 		}
@@ -121,7 +125,7 @@ func startEngines(o options) (engines []*epptest.Engine, err error) {
 	for i := range o.engines {
 		profile, _ := engine.ProfileNamed("article-8b")
 		e, err := epptest.StartEngine(epptest.EngineConfig{
-			Name: fmt.Sprintf("engine-%d", i), Model: model, Tokenizer: tok, AnswerTokens: tok.Text(" ok", nil),
+			Name: fmt.Sprintf("engine-%d", i), Model: rig.Model, Tokenizer: tok, AnswerTokens: tok.Text(" ok", nil),
 			Engine:         engine.Config{Profile: profile, Blocks: 100_000},
 			MaxModelTokens: 200_000, TimeScale: 1e-4,
 		})
@@ -139,25 +143,28 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 	if err != nil {
 		return err
 	}
-	defer ours.stop()
-	address, err := freeAddress()
+	defer ours.Stop()
+	address, err := rig.FreeAddress()
 	if err != nil {
 		return err
 	}
-	floor, err := start(log, address, o.nullepp, "--listen", address, "--endpoint", engines[0].Address())
+	floor, err := rig.Start(log, address, o.nullepp, "--listen", address, "--endpoint", engines[0].Address())
 	if err != nil {
 		return err
 	}
-	defer floor.stop()
+	defer floor.Stop()
 	if err := fill(ctx, engines, bodies); err != nil {
 		return err
 	}
 	for _, duplex := range []bool{false, true} {
 		for _, streams := range s.streams {
+			if !strings.HasPrefix(fmt.Sprintf("%s/%d/%s", s.name, streams, modeName(duplex)), o.only) {
+				continue
+			}
 			var a, b []figures
 			for range o.rounds { // in turns, so that both see the same machine
 				for _, side := range []struct {
-					of   *server
+					of   *rig.Server
 					into *[]figures
 				}{{ours, &a}, {floor, &b}} {
 					f, err := measure(ctx, side.of, load{bodies: bodies, streams: streams, duplex: duplex, length: o.length})
@@ -175,8 +182,8 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 
 // startPicker runs epp in front of the engines and waits until it follows all of
 // their events.
-func startPicker(ctx context.Context, o options, log io.Writer, engines []*epptest.Engine) (*server, error) {
-	address, err := freeAddress()
+func startPicker(ctx context.Context, o options, log io.Writer, engines []*epptest.Engine) (*rig.Server, error) {
+	address, err := rig.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +200,7 @@ func startPicker(ctx context.Context, o options, log io.Writer, engines []*eppte
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	s, err := start(log, address, o.epp, "serve", "--config", file)
+	s, err := rig.Start(log, address, o.epp, "serve", "--config", file)
 	if err != nil {
 		return nil, err
 	}
@@ -201,19 +208,22 @@ func startPicker(ctx context.Context, o options, log io.Writer, engines []*eppte
 	defer cancel()
 	for _, e := range engines {
 		if err := e.AwaitSubscribers(wait, 1); err != nil {
-			s.stop()
+			s.Stop()
 			return nil, fmt.Errorf("epp: %w", err)
 		}
 	}
 	return s, nil
 }
 
+func modeName(duplex bool) string {
+	if duplex {
+		return "FULL_DUPLEX_STREAMED"
+	}
+	return "BUFFERED + NONE"
+}
+
 // row prints the medians of one cell, with the least and the most decisions.
 func row(out io.Writer, name string, streams int, duplex bool, ours, floor []figures) {
-	mode := "BUFFERED + NONE"
-	if duplex {
-		mode = "FULL_DUPLEX_STREAMED"
-	}
 	a, b := median(ours), median(floor)
 	spread := func(f []figures) string {
 		least := slices.MinFunc(f, byRate).perSecond
@@ -221,6 +231,6 @@ func row(out io.Writer, name string, streams int, duplex bool, ours, floor []fig
 		return fmt.Sprintf("%.0f (%.0f–%.0f)", median(f).perSecond, least, most)
 	}
 	fmt.Fprintf(out, "| %s | %s | %d | %s | %s | %.0f %% | %.2f / %.2f | %.2f / %.2f | %.3f | %.3f | %d MiB |\n",
-		mode, name, streams, spread(ours), spread(floor), 100*a.perSecond/b.perSecond,
+		modeName(duplex), name, streams, spread(ours), spread(floor), 100*a.perSecond/b.perSecond,
 		a.p50, a.p99, b.p50, b.p99, a.cpu, b.cpu, a.rss>>20)
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"epp.internal/epp/bench/rig"
 	"epp.internal/epp/epptest"
 )
 
@@ -56,7 +57,7 @@ func fill(ctx context.Context, engines []*epptest.Engine, bodies [][][]byte) err
 	for i, e := range engines {
 		wg.Go(func() {
 			for c := i; c < len(bodies) && errs[i] == nil; c += len(engines) {
-				errs[i] = post(ctx, e.URL(), bodies[c][turns-2])
+				errs[i] = post(ctx, e.URL(), bodies[c][rig.Turns-2])
 			}
 		})
 	}
@@ -84,10 +85,10 @@ func post(ctx context.Context, url string, body []byte) error {
 
 // measure opens streams to a server for a while. A stream is one request;
 // streams many are open at any time, each a conversation that goes on.
-func measure(ctx context.Context, s *server, l load) (figures, error) {
+func measure(ctx context.Context, s *rig.Server, l load) (figures, error) {
 	var clients []extprocv3.ExternalProcessorClient
 	for range connections {
-		c, err := grpc.NewClient(s.address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(64<<20)))
+		c, err := grpc.NewClient(s.Address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(64<<20)))
 		if err != nil {
 			return figures{}, err
 		}
@@ -126,13 +127,13 @@ func measure(ctx context.Context, s *server, l load) (figures, error) {
 		})
 	}
 	wait(ctx, warmUp)
-	cpuBefore, _, err := s.cpu()
+	cpuBefore, _, err := s.CPU()
 	counting.Store(true)
 	began := time.Now()
 	wait(ctx, l.length)
 	elapsed := time.Since(began)
 	counting.Store(false)
-	cpuAfter, rss, err2 := s.cpu()
+	cpuAfter, rss, err2 := s.CPU()
 	stop()
 	wg.Wait()
 	if err := cmp.Or(failed, err, err2); err != nil {

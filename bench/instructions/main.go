@@ -95,7 +95,7 @@ func pick(n int) func() {
 		name := fmt.Sprintf("endpoint-%d", i)
 		in.View.Endpoints = append(in.View.Endpoints, epp.Endpoint{Name: name, Address: name, Slot: epp.Slot(i)})
 		in.View.Signals = append(in.View.Signals, epp.Signals{
-			Health: 1, ReadAt: now, Waiting: epp.Known(float64(i % 7)), Running: epp.Known(float64(i % 13)),
+			Health: 1, ReadAt: epp.InstantOf(now), Waiting: epp.Known(float64(i % 7)), Running: epp.Known(float64(i % 13)),
 		})
 		in.Match = append(in.Match, epp.Match{Blocks: uint32(i % 5), BlockTokens: workload.BlockTokens})
 	}

@@ -12,6 +12,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"flag"
 	"fmt"
@@ -33,23 +34,80 @@ type figure struct {
 	twin, floor float64
 	// peer names a figure of the peer's output, up to the slash.
 	peer string
+	// budget is what ours is held against: at most that, or at least where atLeast
+	// is set. A machine that is slower is slower for all: ours may be as many times
+	// the peer's of the same run as share says, or the floor's where the row has no
+	// peer. 0: no such share, or no such budget.
+	budget, share float64
+	atLeast       bool
+}
+
+// within reports whether ours is within v.
+func (f *figure) within(v float64) bool {
+	if f.atLeast {
+		return f.ours >= v
+	}
+	return v > 0 && f.ours <= v
+}
+
+// verdict says what ours is held against, and whether it is met. theirs are the
+// peer's figures, of which the best counts.
+func (f *figure) verdict(theirs []float64) (budget, met string) {
+	sign, of, best := "≤", "floor", f.floor
+	if f.atLeast {
+		sign = "≥"
+	}
+	if f.peer != "" {
+		of, best = "peer", 0
+	}
+	if len(theirs) > 0 {
+		best = slices.Min(theirs)
+		if f.atLeast {
+			best = slices.Max(theirs)
+		}
+	}
+	var asked []string
+	if f.budget > 0 {
+		asked = append(asked, fmt.Sprint(sign, " ", f.budget))
+	}
+	if f.share > 0 {
+		asked = append(asked, fmt.Sprintf("%s %.2f × %s", sign, f.share, of))
+	}
+	met = "no"
+	switch {
+	case f.budget > 0 && f.within(f.budget):
+		met = "yes"
+	case f.share > 0 && best > 0 && f.within(f.share*best):
+		met = "yes, by ratio"
+	case f.share > 0 && best == 0:
+		met = "unknown without the " + of
+	}
+	return strings.Join(asked, " or "), met
 }
 
 func main() {
 	dynamo := flag.String("dynamo", "", "path of the built bench/peers/dynamo; empty: no peer")
+	rows := flag.String("rows", "1,2,3,4,5", "which rows to measure")
 	flag.Parse()
-	if err := run(*dynamo); err != nil {
+	if err := run(*dynamo, *rows); err != nil {
 		fmt.Fprintln(os.Stderr, "table:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dynamo string) error {
-	figures := hashing()
-	figures = append(figures, picking()...)
-	figures = append(figures, conversation()...)
-	figures = append(figures, index()...)
-	peer := map[string]string{}
+func run(dynamo, rows string) error {
+	var figures []figure
+	if strings.Contains(rows, "1") {
+		figures = hashing()
+	}
+	if strings.Contains(rows, "5") {
+		figures = append(figures, picking()...)
+	}
+	if strings.ContainsAny(rows, "234") {
+		figures = append(figures, conversation()...)
+		figures = append(figures, index()...)
+	}
+	peer := map[string]theirs{}
 	if dynamo != "" {
 		var err error
 		if peer, err = peerFigures(dynamo); err != nil {
@@ -62,17 +120,15 @@ func run(dynamo string) error {
 }
 
 // print writes the table as Markdown.
-func print(figures []figure, peer map[string]string) {
+func print(figures []figure, peer map[string]theirs) {
 	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(tw, "| row\t| work\t| unit\t| ours\t| naive twin\t| floor\t| dynamo-kv-router 1.6.1\t|")
-	fmt.Fprintln(tw, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
+	fmt.Fprintln(tw, "| row\t| work\t| unit\t| ours\t| naive twin\t| floor\t| dynamo-kv-router 1.6.1\t| budget\t| met\t|")
+	fmt.Fprintln(tw, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
 	for _, f := range figures {
-		theirs := peer[f.peer]
-		if theirs == "" {
-			theirs = "–"
-		}
-		fmt.Fprintf(tw, "| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n",
-			f.row, f.work, f.unit, number(f.ours), number(f.twin), number(f.floor), theirs)
+		p := peer[f.peer]
+		budget, met := f.verdict(p.values)
+		fmt.Fprintf(tw, "| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n",
+			f.row, f.work, f.unit, number(f.ours), number(f.twin), number(f.floor), cmp.Or(p.text, "–"), budget, met)
 	}
 	tw.Flush()
 }
@@ -110,9 +166,15 @@ func micros(passes, n int, f func(i int)) float64 {
 	return float64(d.Nanoseconds()) / float64(n) / 1e3
 }
 
+// theirs are a peer's figures of one work, one for each of its trees.
+type theirs struct {
+	text   string
+	values []float64
+}
+
 // peerFigures runs the peer's bench and returns its figures by name: times in
 // microseconds, with the tree's name where there are two.
-func peerFigures(binary string) (map[string]string, error) {
+func peerFigures(binary string) (map[string]theirs, error) {
 	path, err := conversationFile()
 	if err != nil {
 		return nil, err
@@ -124,7 +186,7 @@ func peerFigures(binary string) (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", binary, err)
 	}
-	figures := map[string]string{}
+	figures := map[string]theirs{}
 	lines := bufio.NewScanner(bytes.NewReader(out))
 	for lines.Scan() {
 		var name string
@@ -136,10 +198,13 @@ func peerFigures(binary string) (map[string]string, error) {
 		if strings.HasPrefix(row, "2") {
 			value /= 1e3
 		}
-		if figures[row] != "" {
-			figures[row] += ", "
+		f := figures[row]
+		if f.text != "" {
+			f.text += ", "
 		}
-		figures[row] += number(value) + " " + tree
+		f.text += strings.TrimSpace(number(value) + " " + tree)
+		f.values = append(f.values, value)
+		figures[row] = f
 	}
 	return figures, nil
 }

@@ -72,6 +72,7 @@ func servedBy(replies []*reply) map[string]int {
 // second, its match is 0, the prompt spreads, and the restart is counted.
 func TestCaseA1RestartInPlace(t *testing.T) {
 	r := newRig(t, options{engines: 2, config: func(c *config.Config, engines []*epptest.Engine) {
+		c.Cache.Source = config.CacheEvents
 		for i, e := range engines { // the sockets are named, without a replay socket
 			c.Pool.Endpoints[i].Events = strings.TrimPrefix(e.EventEndpoint(), "tcp://")
 		}

@@ -27,7 +27,11 @@ func newLog(w io.Writer, flag, configured string) (*slog.Logger, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s: %q: must be error, warn, info, debug or trace", source, name)
 	}
-	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: nameTrace})), nil
+	options := &slog.HandlerOptions{Level: level}
+	if level == picker.LevelTrace {
+		options.ReplaceAttr = nameTrace // it is asked for every attribute, and a line has a dozen
+	}
+	return slog.New(slog.NewJSONHandler(w, options)), nil
 }
 
 // nameTrace writes TRACE for the level that slog calls DEBUG-4.

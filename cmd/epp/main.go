@@ -3,13 +3,16 @@
 //
 //	epp demo                    four simulated engines, a proxy, sample conversations
 //	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
+//	epp agent                   beside an engine: tells pickers what it holds
 //	epp envoy-config            an Envoy configuration for the pool
+//	epp probe ADDRESS           what of an engine is understood, and what is not
 //	epp sim --trace FILE        the picker on a recorded trace, against simulated engines
 //	epp version
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -32,7 +35,11 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "epp:", err)
-		os.Exit(1)
+		code := 1
+		if e := (*exitError)(nil); errors.As(err, &e) {
+			code = e.code
+		}
+		os.Exit(code)
 	}
 }
 
@@ -44,7 +51,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), envoyConfigCommand(), simCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), simCommand(), versionCommand())
 	return cmd
 }
 

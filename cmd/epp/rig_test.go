@@ -23,6 +23,7 @@ import (
 	"epp.internal/epp/epptest"
 	"epp.internal/epp/epptest/demotok"
 	"epp.internal/epp/fleet"
+	"epp.internal/epp/picker"
 	"epp.internal/epp/tokenize"
 )
 
@@ -97,7 +98,9 @@ type options struct {
 	config  func(c *config.Config, engines []*epptest.Engine)
 	// unsettled does not wait until all endpoints are known.
 	unsettled bool
-	level     slog.Level
+	// blind is a picker without a tokenizer.
+	blind bool
+	level slog.Level
 }
 
 // newRig starts engines a hundred times faster than profile article-8b, and the
@@ -142,7 +145,11 @@ func (r *rig) start(cfg *config.Config, o options) {
 	t := r.t
 	log := slog.New(slog.NewJSONHandler(r.log, &slog.HandlerOptions{Level: o.level, ReplaceAttr: nameTrace}))
 	var err error
-	r.sys, err = build(cfg, r.tok, log, watch{decided: r.onDecision, changed: r.changed})
+	var tok picker.Tokenizer = r.tok
+	if o.blind {
+		tok = nil
+	}
+	r.sys, err = build(cfg, tok, log, watch{decided: r.onDecision, changed: r.changed})
 	if err != nil {
 		t.Fatal(err)
 	}

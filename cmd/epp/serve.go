@@ -1,12 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,7 +47,7 @@ func serveCommand() *cobra.Command {
 				return err
 			}
 			return s.run(cmd.Context(), func(at addresses) {
-				log.Info("serving", "proxy", at.proxy, "metrics", at.metrics, "extProc", at.extproc, "health", at.health, "endpoints", len(cfg.Pool.Endpoints), "version", version)
+				log.Info("serving", "proxy", at.proxy, "metrics", at.metrics, "extProc", at.extproc, "health", at.health, "reports", at.reports, "endpoints", len(cfg.Pool.Endpoints), "version", version)
 			})
 		},
 	}
@@ -60,10 +62,10 @@ func serveCommand() *cobra.Command {
 func loadTokenizer(cfg *config.Config, log *slog.Logger) (picker.Tokenizer, error) {
 	dir := cfg.Tokenizer.Path
 	if dir == "" {
-		log.Warn("no tokenizer is configured: prompts match no cached block, only load, queue, health and adapter decide", "setting", "tokenizer.path")
+		log.Warn("no tokenizer is configured: "+withoutTokenizer(cfg), "setting", "tokenizer.path")
 		return nil, nil
 	}
-	var files tokenize.Files
+	files := tokenize.Files{Mode: cfg.Tokenizer.Mode}
 	var template []byte
 	for _, f := range []struct {
 		name string
@@ -79,13 +81,28 @@ func loadTokenizer(cfg *config.Config, log *slog.Logger) (picker.Tokenizer, erro
 		if err != nil && (f.must || !errors.Is(err, fs.ErrNotExist)) {
 			return nil, fmt.Errorf("tokenizer.path: %w", err)
 		}
+		if strings.HasSuffix(f.name, ".json") && len(data) > 0 && !json.Valid(data) {
+			return nil, fmt.Errorf("tokenizer.path: %q is not JSON", filepath.Join(dir, f.name))
+		}
 		*f.to = data
 	}
 	files.ChatTemplate = string(template)
 	tok, err := tokenize.Load(files)
+	if err != nil && cfg.Tokenizer.AskEngines {
+		log.Warn("the tokenizer's files are not understood exactly, so they are not used: "+withoutTokenizer(cfg), "setting", "tokenizer.path", "path", dir, "error", err)
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer.path: %q: %w", dir, err)
 	}
 	tok.SetClock(time.Now) // some templates write today's date
 	return tok, nil
+}
+
+// withoutTokenizer says where tokens come from where our own tokenizer has none.
+func withoutTokenizer(cfg *config.Config) string {
+	if cfg.Tokenizer.AskEngines {
+		return fmt.Sprintf("engines are asked for each prompt's tokens, for %v at most", cfg.Tokenizer.AskBudget.Duration)
+	}
+	return "only prompts sent as token IDs meet the engines' cached blocks"
 }

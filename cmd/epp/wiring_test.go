@@ -11,6 +11,7 @@ import (
 	"epp.internal/epp/decision"
 	"epp.internal/epp/engine"
 	"epp.internal/epp/epptest"
+	"epp.internal/epp/scrape"
 )
 
 // TestSettingsAreObeyed holds the wiring: each setting here has another value
@@ -85,4 +86,26 @@ func TestSettingsAreObeyed(t *testing.T) {
 		}
 	})
 	r.atRest()
+}
+
+// TestEnginesAreConfigurable: a configuration can name each engine that has a
+// table, and no other.
+func TestEnginesAreConfigurable(t *testing.T) {
+	for _, e := range scrape.Engines {
+		c := config.Default()
+		c.Pool.Endpoints = []config.Endpoint{{Address: "10.0.0.7:8000", Engine: e.Name}}
+		if faults := c.Validate(); len(faults) > 0 {
+			t.Errorf("%v", faults)
+		}
+	}
+	c := config.Default()
+	c.Pool.Endpoints = []config.Endpoint{{Address: "10.0.0.7:8000"}}
+	c.Pool.Engine = "none"
+	want := "want auto"
+	for _, e := range scrape.Engines {
+		want += ", " + e.Name
+	}
+	if faults := c.Validate(); len(faults) != 1 || !strings.HasSuffix(faults[0].Text, want) {
+		t.Errorf("%v, want %q", faults, want)
+	}
 }

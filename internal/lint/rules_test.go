@@ -40,10 +40,10 @@ func (f *file) is(l layer) bool {
 	return ok && got == l && !f.test()
 }
 
-// fork is true for a file whose style is not ours.
+// fork is true for a file whose style is not ours: a fork's, or a generator's.
 func (f *file) fork() bool {
 	l, ok := f.layer()
-	return ok && l == library
+	return ok && l == library || ast.IsGenerated(f.ast)
 }
 
 func layerOf(dir string) (layer, bool) {

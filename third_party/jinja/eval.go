@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // scope holds the variables of one block; few enough for a walk.
@@ -59,9 +60,15 @@ type run struct {
 
 type evaluator struct {
 	scope *scope
-	out   *strings.Builder
+	out   *output
 	run   *run
 }
+
+// output is what was written so far.
+type output struct{ text []byte }
+
+// String returns the text, which must not be written to any longer.
+func (o *output) String() string { return unsafe.String(unsafe.SliceData(o.text), len(o.text)) }
 
 // inner returns an evaluator for a block with variables of its own.
 func (e *evaluator) inner() *evaluator {
@@ -73,7 +80,7 @@ func (e *evaluator) capture(s *scope, nodes []node) (Value, error) {
 	if e.run.calls++; e.run.calls > maxCalls {
 		return Value{}, fmt.Errorf("calls nest more than %d levels deep", maxCalls)
 	}
-	inside := evaluator{scope: s, out: &strings.Builder{}, run: e.run}
+	inside := evaluator{scope: s, out: &output{}, run: e.run}
 	err := inside.execNodes(nodes)
 	e.run.calls--
 	return NewString(inside.out.String()), err
@@ -83,8 +90,16 @@ func (e *evaluator) write(s string) error {
 	if e.run.bytes += len(s); e.run.bytes > MaxOutputBytes {
 		return fmt.Errorf("the output is longer than %d bytes", MaxOutputBytes)
 	}
-	e.out.WriteString(s)
+	e.out.text = append(e.out.text, s...)
 	return nil
+}
+
+// writeValue writes what is put between {{ and }}.
+func (e *evaluator) writeValue(v Value) error {
+	if l := v.AsList(); v.kind >= KindCallable || l != nil && l.form == formLazy {
+		return unsupported("the output of an object of type '%s'", v.typeName()) // Python writes its address
+	}
+	return e.write(printValue(v))
 }
 
 func (e *evaluator) execNodes(nodes []node) error {
@@ -101,14 +116,14 @@ func (e *evaluator) execNode(n node) error {
 	case *textNode:
 		return e.write(nd.text)
 	case *outputNode:
+		if sum, ok := nd.expression.(*binExpr); ok && sum.op == "+" {
+			return e.writeSum(sum)
+		}
 		val, err := e.evalExpr(nd.expression)
 		if err != nil {
 			return err
 		}
-		if l := val.AsList(); val.kind >= KindCallable || l != nil && l.form == formLazy {
-			return unsupported("the output of an object of type '%s'", val.typeName()) // Python writes its address
-		}
-		return e.write(printValue(val))
+		return e.writeValue(val)
 	case *ifNode:
 		return e.execIf(nd)
 	case *forNode:
@@ -299,7 +314,7 @@ func (e *evaluator) execFor(n *forNode, iter Value, depth int) error {
 			if e.run.calls++; e.run.calls > maxCalls {
 				return Value{}, fmt.Errorf("loops nest more than %d levels deep", maxCalls)
 			}
-			inside := evaluator{scope: e.scope, out: &strings.Builder{}, run: e.run}
+			inside := evaluator{scope: e.scope, out: &output{}, run: e.run}
 			err := inside.execFor(n, args[0], depth+1)
 			e.run.calls--
 			return NewString(inside.out.String()), err

@@ -3,6 +3,7 @@ package jinja
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // globals are the functions that every template has.
@@ -62,7 +63,7 @@ func raiseException(args []Value, kwargs Kwargs) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
-	return Value{}, &Raised{Message: printValue(a[0])}
+	return Value{}, &Raised{Message: strings.Clone(printValue(a[0]))}
 }
 
 // maxRange is the sandbox's own limit, jinja2.sandbox.MAX_RANGE.

@@ -51,7 +51,40 @@ func (e *evaluator) evalBinary(n *binExpr) (Value, error) {
 // evalSum evaluates a chain, a + b + c …, from left to right. Strings at its
 // beginning are put together once, not once for each +.
 func (e *evaluator) evalSum(n *binExpr) (Value, error) {
-	chain := []expr{n.right}
+	var room [sumRoom]string
+	texts, sum, err := e.sum(n, room[:0])
+	if err == nil && len(texts) > 0 {
+		sum = NewString(strings.Join(texts, ""))
+	}
+	return sum, err
+}
+
+// writeSum writes a chain, a + b + c …: strings without putting them together.
+func (e *evaluator) writeSum(n *binExpr) error {
+	var room [sumRoom]string
+	texts, sum, err := e.sum(n, room[:0])
+	if err != nil {
+		return err
+	}
+	if len(texts) == 0 {
+		return e.writeValue(sum)
+	}
+	for _, text := range texts {
+		if err := e.write(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sumRoom is how many operands most sums have at most.
+const sumRoom = 8
+
+// sum evaluates a chain. It returns the strings to put together, appended to texts,
+// or none and the sum.
+func (e *evaluator) sum(n *binExpr, texts []string) ([]string, Value, error) {
+	var room [sumRoom]expr
+	chain := append(room[:0], n.right)
 	left := n.left
 	for {
 		b, ok := left.(*binExpr)
@@ -63,31 +96,27 @@ func (e *evaluator) evalSum(n *binExpr) (Value, error) {
 	}
 	sum, err := e.evalExpr(left)
 	if err != nil {
-		return Value{}, err
+		return nil, Value{}, err
 	}
-	var texts []string
 	for i := len(chain) - 1; i >= 0; i-- {
 		v, err := e.evalExpr(chain[i])
 		switch {
 		case err != nil:
-			return Value{}, err
-		case v.kind == KindString && (texts != nil || sum.kind == KindString):
-			if texts == nil {
-				texts = append(make([]string, 0, len(chain)+1), sum.s)
+			return nil, Value{}, err
+		case v.kind == KindString && (len(texts) > 0 || sum.kind == KindString):
+			if len(texts) == 0 {
+				texts = append(texts, sum.s)
 			}
 			texts = append(texts, v.s)
 			continue
-		case texts != nil:
-			sum, texts = NewString(strings.Join(texts, "")), nil
+		case len(texts) > 0:
+			sum, texts = NewString(strings.Join(texts, "")), texts[:0]
 		}
 		if sum, err = binary("+", sum, v); err != nil {
-			return Value{}, err
+			return nil, Value{}, err
 		}
 	}
-	if texts != nil {
-		sum = NewString(strings.Join(texts, ""))
-	}
-	return sum, nil
+	return texts, sum, nil
 }
 
 // evalCompare evaluates a chain, a < b < c: each operand once.

@@ -17,7 +17,6 @@ package jinja
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 )
 
@@ -63,18 +62,24 @@ func Compile(source string, names ...string) (*Template, error) {
 
 // Render executes the template with the given variables.
 func (t *Template) Render(data map[string]Value) (string, error) {
-	s := &scope{}
+	text, err := t.Append(make([]byte, 0, min(t.size.Load()*9/8, maxRoom)), data)
+	return string(text), err
+}
+
+// Append executes the template and appends what it writes to dst, which it returns
+// as it was beside an error. It keeps no text of data, and its errors have copies.
+func (t *Template) Append(dst []byte, data map[string]Value) ([]byte, error) {
+	s := &scope{vars: make([]variable, 0, len(data))}
 	for name, value := range data {
-		s.set(name, value)
+		s.vars = append(s.vars, variable{name, value})
 	}
-	var out strings.Builder
-	out.Grow(int(min(t.size.Load()*9/8, maxRoom)))
+	out := output{text: dst}
 	e := evaluator{scope: &scope{parent: s}, out: &out, run: &run{}}
 	if err := e.execNodes(t.nodes); err != nil {
-		return "", err
+		return dst, err
 	}
-	t.size.Store(int64(out.Len()))
-	return out.String(), nil
+	t.size.Store(int64(len(out.text) - len(dst)))
+	return out.text, nil
 }
 
 // Raised is the error of a template that called raise_exception.

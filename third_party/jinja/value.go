@@ -93,7 +93,13 @@ func newLazy(items []Value) Value {
 
 // NewDict returns an empty dict value.
 func NewDict() Value {
-	return Value{kind: KindDict, p: &Dict{keys: make([]string, 0, dictRoom), vals: make([]Value, 0, dictRoom)}}
+	d := &struct {
+		Dict
+		keys [dictRoom]string
+		vals [dictRoom]Value
+	}{}
+	d.Dict.keys, d.Dict.vals = d.keys[:0], d.vals[:0]
+	return Value{kind: KindDict, p: &d.Dict}
 }
 
 // NewCallable returns a callable value.

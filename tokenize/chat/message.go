@@ -32,7 +32,7 @@ func (m *message) dict() jinja.Value {
 
 func (m *message) content() jinja.Value {
 	if !m.list {
-		return jinja.NewString(strings.Join(m.parts, "\n"))
+		return jinja.NewString(strings.Join(m.parts, "\n")) // of one part that is the part
 	}
 	items := make([]jinja.Value, len(m.parts))
 	for i, part := range m.parts {
@@ -64,10 +64,10 @@ func (m *message) tag() (string, bool) {
 // content in parts.
 //
 // Source: vLLM, _parse_chat_message_content and _postprocess_messages.
-func prepare(m openai.Value, parts bool) (message, error) {
+func (r *room) prepare(m openai.Value, parts bool) (message, error) {
 	out := message{role: m.Get("role").String(), list: parts}
 	var err error
-	if out.parts, err = texts(m.Get("content"), out.role == "system"); err != nil {
+	if out.parts, err = r.texts(m.Get("content"), out.role == "system"); err != nil {
 		return out, err
 	}
 	set := func(name string, v jinja.Value) { out.more = append(out.more, jinja.NamedValue{Name: name, Value: v}) }
@@ -87,8 +87,9 @@ func prepare(m openai.Value, parts bool) (message, error) {
 		switch reasoning.Kind() {
 		case openai.Missing, openai.Null:
 		case openai.String:
-			set("reasoning", jinja.NewString(reasoning.String()))
-			set("reasoning_content", jinja.NewString(reasoning.String()))
+			text := jinja.NewString(r.text(reasoning))
+			set("reasoning", text)
+			set("reasoning_content", text)
 		default:
 			return out, notRenderable("reasoning is %s", reasoning.Kind())
 		}
@@ -119,7 +120,7 @@ func prepare(m openai.Value, parts bool) (message, error) {
 const billingHeader = "x-anthropic-billing-header"
 
 // texts returns the texts of a message's content.
-func texts(content openai.Value, system bool) ([]string, error) {
+func (r *room) texts(content openai.Value, system bool) ([]string, error) {
 	var out []string
 	add := func(text string) {
 		if system && strings.HasPrefix(text, billingHeader) {
@@ -132,10 +133,10 @@ func texts(content openai.Value, system bool) ([]string, error) {
 	switch content.Kind() {
 	case openai.Missing, openai.Null:
 	case openai.String:
-		add(content.String())
+		add(r.text(content))
 	case openai.List:
 		for _, part := range content.Items() {
-			text, err := partText(part)
+			text, err := r.partText(part)
 			switch {
 			case err != nil:
 				return nil, err
@@ -152,9 +153,9 @@ func texts(content openai.Value, system bool) ([]string, error) {
 }
 
 // partText returns the text of one part of a content.
-func partText(part openai.Value) (string, error) {
+func (r *room) partText(part openai.Value) (string, error) {
 	if part.Kind() == openai.String {
-		return part.String(), nil
+		return r.text(part), nil
 	}
 	kind, key := part.Get("type").String(), "text"
 	switch kind {
@@ -168,7 +169,7 @@ func partText(part openai.Value) (string, error) {
 	if v.Kind() != openai.String {
 		return "", notRenderable("a part of type %q has no text", kind)
 	}
-	return v.String(), nil
+	return r.text(v), nil
 }
 
 // toolCalls returns an assistant's tool calls with their arguments as objects;

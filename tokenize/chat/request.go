@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"unicode"
@@ -19,7 +20,7 @@ type request struct {
 }
 
 // request prepares a chat for one of the templates as vLLM does.
-func (t *Template) request(b *openai.Body, v *variant) (*request, error) {
+func (t *Template) request(b *openai.Body, v *variant, memory *room) (*request, error) {
 	if b.Form != openai.Chat {
 		return nil, notRenderable("a body of form %v has no messages", b.Form)
 	}
@@ -43,8 +44,10 @@ func (t *Template) request(b *openai.Body, v *variant) (*request, error) {
 	if err := r.options(b.Root); err != nil {
 		return nil, err
 	}
-	for i, m := range b.Root.Get("messages").Items() {
-		prepared, err := prepare(m, r.variant.parts)
+	messages := b.Root.Get("messages")
+	r.messages = make([]message, 0, messages.Len())
+	for i, m := range messages.Items() {
+		prepared, err := memory.prepare(m, r.variant.parts)
 		if err != nil {
 			return nil, fmt.Errorf("%w (messages[%d])", err, i)
 		}
@@ -141,18 +144,19 @@ func given(v openai.Value) bool { return v.Kind() > openai.Null && v.String() !=
 // Source: transformers, render_jinja_template.
 const resumeTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
-// render renders the template and, if the final message is to be continued, cuts
-// what the template put behind it.
-func (r *request) render(t *Template) (string, error) {
+// append renders the template, appends its text to dst and, if the final message
+// is to be continued, cuts what the template put behind it. It returns dst as it
+// was beside an error.
+func (r *request) append(dst []byte, t *Template) ([]byte, error) {
 	last := &r.messages[len(r.messages)-1]
 	var final string
 	if r.resume {
 		var ok bool
 		if final, ok = last.tag(); !ok {
-			return "", notRenderable("the final message has no text to continue")
+			return dst, notRenderable("the final message has no text to continue")
 		}
 		if !strings.Contains(r.variant.source, "content") {
-			return "", notRenderable("the template does not use \"content\", which is to be continued")
+			return dst, notRenderable("the template does not use \"content\", which is to be continued")
 		}
 	}
 	messages := make([]jinja.Value, len(r.messages))
@@ -161,18 +165,20 @@ func (r *request) render(t *Template) (string, error) {
 	}
 	r.vars["messages"] = jinja.NewList(messages)
 	r.vars["strftime_now"] = t.strftimeNow()
-	text, err := r.variant.jinja.Render(r.vars)
+	from := len(dst)
+	out, err := r.variant.jinja.Append(dst, r.vars)
 	if err != nil || !r.resume {
-		return text, err
+		return out, err
 	}
-	at := strings.LastIndex(text, strings.TrimSpace(resumeTag))
-	if at < 0 || !strings.Contains(text, strings.TrimFunc(final, unicode.IsSpace)) {
-		return "", notRenderable("the template changes the final message, which is to be continued")
+	text := out[from:]
+	at := bytes.LastIndex(text, []byte(strings.TrimSpace(resumeTag)))
+	if at < 0 || !bytes.Contains(text, []byte(strings.TrimFunc(final, unicode.IsSpace))) {
+		return dst, notRenderable("the template changes the final message, which is to be continued")
 	}
-	if strings.HasPrefix(text[at:], resumeTag) {
-		return text[:at], nil
+	if bytes.HasPrefix(text[at:], []byte(resumeTag)) {
+		return out[:from+at], nil
 	}
-	return strings.TrimRightFunc(text[:at], unicode.IsSpace), nil
+	return out[:from+len(bytes.TrimRightFunc(text[:at], unicode.IsSpace))], nil
 }
 
 // toJinja converts a value of a body, in its own order of keys, with its own

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
+	"unsafe"
 
 	"epp.internal/epp/openai"
 	"epp.internal/epp/third_party/jinja"
@@ -25,6 +27,7 @@ type Template struct {
 	byName  map[string]*variant // "default", "tool_use", …
 	special map[string]jinja.Value
 	now     func() time.Time
+	rooms   sync.Pool // of *room
 }
 
 // A variant is one of a model's templates and what vLLM derives from its source.
@@ -57,6 +60,7 @@ func LoadWith(chatTemplate string, tokenizerConfigJSON []byte) (*Template, error
 		return nil, err
 	}
 	t := &Template{byName: make(map[string]*variant), special: specialTokens(config)}
+	t.rooms.New = func() any { return new(room) }
 	for name, source := range sources {
 		compiled, err := jinja.Compile(source, "strftime_now")
 		if err != nil {
@@ -132,11 +136,31 @@ func (t *Template) SetClock(now func() time.Time) { t.now = now }
 // ErrNotRenderable, or those of the template: the engine answers such a request
 // with 400.
 func (t *Template) Render(b *openai.Body) (string, error) {
-	r, err := t.request(b, t.pick(b.Root.Get("tools").Kind() > openai.Null))
+	var text string
+	err := t.RenderTo(b, func(s string) { text = strings.Clone(s) })
+	return text, err
+}
+
+// RenderTo is Render that shows use the text, in memory that the next rendering
+// takes: use must not keep it.
+func (t *Template) RenderTo(b *openai.Body, use func(text string)) error {
+	r := t.rooms.Get().(*room)
+	defer func() {
+		r.close()
+		t.rooms.Put(r)
+	}()
+	r.open(len(b.Root.Raw()))
+	q, err := t.request(b, t.pick(b.Root.Get("tools").Kind() > openai.Null), r)
 	if err != nil {
-		return "", err
+		return err
 	}
-	return r.render(t)
+	prompt, err := q.append(r.prompt[:0], t)
+	if err != nil {
+		return err
+	}
+	r.prompt = prompt
+	use(unsafe.String(unsafe.SliceData(prompt), len(prompt)))
+	return nil
 }
 
 // pick returns the template for a request with or without tools.
@@ -165,12 +189,12 @@ func (t *Template) probe(v *variant) error {
 		if err != nil {
 			return err
 		}
-		r, err := t.request(b, v)
+		r, err := t.request(b, v, new(room))
 		if err != nil {
 			return err
 		}
 		var missing *jinja.Unsupported
-		if _, err := r.render(t); errors.As(err, &missing) {
+		if _, err := r.append(nil, t); errors.As(err, &missing) {
 			return err
 		}
 	}

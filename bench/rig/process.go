@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"fmt"
@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// server is a process that is measured.
-type server struct {
+// Server is a process that is measured.
+type Server struct {
 	cmd     *exec.Cmd
-	address string
+	Address string        // where it listens
 	done    chan struct{} // closed when it has ended
 }
 
-// start runs a program that listens on address. Its log goes to log.
-func start(log io.Writer, address, path string, args ...string) (*server, error) {
-	s := &server{cmd: exec.Command(path, args...), address: address, done: make(chan struct{})}
+// Start runs a program that listens on address. Its log goes to log.
+func Start(log io.Writer, address, path string, args ...string) (*Server, error) {
+	s := &Server{cmd: exec.Command(path, args...), Address: address, done: make(chan struct{})}
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
@@ -34,8 +34,8 @@ func start(log io.Writer, address, path string, args ...string) (*server, error)
 	return s, nil
 }
 
-// stop ends it and waits for its end.
-func (s *server) stop() {
+// Stop ends it and waits for its end.
+func (s *Server) Stop() {
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-s.done:
@@ -48,9 +48,9 @@ func (s *server) stop() {
 // ticksPerSecond is the unit of /proc/PID/stat on every Linux that Go runs on.
 const ticksPerSecond = 100
 
-// cpu is the CPU time that the process has taken, user and system, and its
+// CPU is the CPU time that the process has taken, user and system, and its
 // resident memory in bytes. Source: proc(5).
-func (s *server) cpu() (time.Duration, int, error) {
+func (s *Server) CPU() (time.Duration, int, error) {
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(s.cmd.Process.Pid), "stat"))
 	if err != nil {
 		return 0, 0, err
@@ -69,8 +69,8 @@ func (s *server) cpu() (time.Duration, int, error) {
 	return time.Duration(user+system) * time.Second / ticksPerSecond, pages * os.Getpagesize(), nil
 }
 
-// freeAddress is an address of this machine that nobody listens on now.
-func freeAddress() (string, error) {
+// FreeAddress is an address of this machine that nobody listens on now.
+func FreeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err

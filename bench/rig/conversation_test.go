@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"bytes"
@@ -10,18 +10,18 @@ import (
 // TestConversationsGrow: each turn holds what was said before, bodies grow around
 // the size that was asked for, and the same seed gives the same bytes.
 func TestConversationsGrow(t *testing.T) {
-	text := corpus(strings.Repeat("func (s *Server) Serve(l net.Listener) error {\n\treturn nil\n}\n", 20_000))
-	all, err := conversations(text, 1, 3, 16_000)
+	text := Corpus(strings.Repeat("func (s *Server) Serve(l net.Listener) error {\n\treturn nil\n}\n", 20_000))
+	all, err := Conversations(text, 1, 3, 16_000)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := conversations(text, 1, 3, 16_000)
+	again, err := Conversations(text, 1, 3, 16_000)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, c := range all {
-		if len(c) != turns {
-			t.Fatalf("%d turns, want %d", len(c), turns)
+		if len(c) != Turns {
+			t.Fatalf("%d Turns, want %d", len(c), Turns)
 		}
 		total := 0
 		for turn, body := range c {
@@ -33,7 +33,7 @@ func TestConversationsGrow(t *testing.T) {
 				t.Errorf("conversation %d, turn %d does not go on from the one before", i, turn)
 			}
 		}
-		if mean := total / turns; mean < 15_000 || mean > 19_000 {
+		if mean := total / Turns; mean < 15_000 || mean > 19_000 {
 			t.Errorf("conversation %d: mean body %d bytes", i, mean)
 		}
 	}

@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"epp.internal/epp"
+	"epp.internal/epp/block"
+)
+
+// Two pickers with a key each hold what the engine holds. One that restarts has
+// another key, and holds all again within an interval.
+func TestPickers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, e := New(Options{Pickers: 2}), newEngine(1)
+		a.Incomplete(time.Now(), false)
+		for range 100 {
+			a.Apply(time.Now(), e.step())
+		}
+		one, two := newPicker(1), newPicker(2)
+		stopOne, stopTwo := one.follow(a, 0, nil), two.follow(a, 1, nil)
+		settle(interval)
+		e.agree(t, one)
+		e.agree(t, two)
+		for range 100 { // deltas
+			a.Apply(time.Now(), e.step())
+			settle(time.Millisecond)
+		}
+		e.agree(t, one)
+		e.agree(t, two)
+		stopOne()
+		one.close()
+
+		one = newPicker(3)
+		stopOne = one.follow(a, 0, nil)
+		for range 20 { // while it comes
+			a.Apply(time.Now(), e.step())
+		}
+		settle(interval)
+		e.agree(t, one)
+		e.agree(t, two)
+		if one.saw().late+two.saw().late != 0 || one.saw().missed+two.saw().missed != 0 {
+			t.Errorf("%d reports came late, %d were missed; want 0", one.saw().late+two.saw().late, one.saw().missed+two.saw().missed)
+		}
+		stopOne()
+		stopTwo()
+		one.close()
+		two.close()
+	})
+}
+
+// All that the agent knows besides blocks comes through as it was said, and what
+// was never said is unknown, not 0.
+func TestReadings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(Options{Values: map[string]string{"zone": "b"}})
+		p := newPicker(1)
+		stop := p.follow(a, 0, nil)
+		defer p.close()
+		defer stop()
+		settle(time.Second)
+
+		began := time.Now()
+		mark := a.Begin(began)
+		settle(30 * time.Millisecond)
+		a.Load(mark, began, epp.Load{Waiting: epp.Known(3), Running: epp.Known(0), BlockTokens: 32, Adapters: []string{"sql"}, Asleep: true})
+		a.Models([]epp.Model{{Name: "base", MaxTokens: 4096}, {Name: "sql", Parent: "base"}})
+		a.GPU(time.Now(), epp.GPU{Temperature: epp.Known(84), XIDs: []int{79}})
+		a.Probed(time.Now(), errors.New("deadline"), true)
+		settle(time.Millisecond)
+
+		want := "waiting={3 true} running={0 true} kv={0 false} block=32 age=31ms health=0"
+		sig := p.table.Snapshot()[0].Signals
+		if got := fmt.Sprintf("waiting=%v running=%v kv=%v block=%d age=%v health=%v",
+			sig.Waiting, sig.Running, sig.KVUsage, sig.BlockTokens, time.Since(time.Unix(0, int64(sig.ReadAt))), sig.Health); got != want {
+			t.Errorf("%s; want %s", got, want)
+		}
+		if len(p.saw().gpus) != 1 || p.saw().gpus[0].Temperature != epp.Known(84) || p.saw().gpus[0].Utilization.Known || p.saw().gpus[0].XIDs[0] != 79 {
+			t.Errorf("GPU %+v", p.saw().gpus)
+		}
+		if len(p.saw().probes) != 1 || p.saw().probes[0] == nil || p.saw().values["zone"] != "b" {
+			t.Errorf("probes %v, values %v", p.saw().probes, p.saw().values)
+		}
+		a.Begin(time.Now())
+		a.Failed(time.Now(), fmt.Errorf("scrape: %w", syscall.ECONNREFUSED))
+		settle(time.Millisecond)
+		if len(p.saw().failures) != 1 || !errors.Is(p.saw().failures[0], syscall.ECONNREFUSED) {
+			t.Errorf("failures %v; want one, refused", p.saw().failures)
+		}
+	})
+}
+
+// An engine that restarts, or clears its cache, holds nothing, and so do pickers.
+func TestReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, e := New(Options{}), newEngine(1)
+		p := newPicker(1)
+		stop := p.follow(a, 0, nil)
+		defer p.close()
+		defer stop()
+		settle(time.Second)
+		for _, clear := range []func(){
+			func() { a.Reset(time.Now()) },
+			func() { a.Apply(time.Now(), []epp.BlockEvent{{Kind: epp.AllBlocksCleared}}) },
+		} {
+			for range 100 {
+				a.Apply(time.Now(), e.step())
+			}
+			settle(time.Millisecond)
+			e.agree(t, p)
+			clear()
+			e.forget()
+			settle(time.Millisecond)
+			if n := p.index.Nodes(); n != 0 {
+				t.Errorf("picker holds %d blocks after a restart; want 0", n)
+			}
+			a.Apply(time.Now(), e.step())
+			settle(time.Millisecond)
+			e.agree(t, p)
+		}
+	})
+}
+
+// Blocks whose parent is not known wait for it: they can match no prompt.
+func TestOrphans(t *testing.T) {
+	a := New(Options{})
+	teller := a.Teller(0)
+	teller.Open(block.Key(1))
+	teller.Next(time.Time{})
+	stored := func(hash uint64, parent uint64) epp.BlockEvent {
+		return epp.BlockEvent{Kind: epp.BlockStored, Hashes: []uint64{hash}, Tokens: []uint32{1, 2}, BlockTokens: 2, Parent: parent, HasParent: parent != 0}
+	}
+	told := func(events ...epp.BlockEvent) string {
+		a.Apply(time.Time{}, events)
+		r, _ := teller.Next(time.Time{})
+		text := ""
+		for _, e := range r.Events {
+			text += fmt.Sprintf("%v %v after %d; ", e.Kind, e.Names, e.Parent)
+		}
+		return text
+	}
+	removed := func(hash uint64) epp.BlockEvent {
+		return epp.BlockEvent{Kind: epp.BlockRemoved, Hashes: []uint64{hash}}
+	}
+	for _, s := range []struct {
+		what  string
+		event epp.BlockEvent
+		want  string
+	}{
+		{"a child comes first", stored(20, 10), ""},
+		{"a grandchild too", stored(30, 20), ""},
+		{"their root brings them along", stored(10, 0), "STORED [1 2 3] after 0; "},
+		{"again, it is nothing new", stored(10, 0), ""},
+		{"without the child the grandchild is out of reach", removed(20), "REMOVED [2 3] after 0; "},
+		{"the grandchild can go", removed(30), ""},
+		{"the child is back", stored(20, 10), "STORED [4] after 1; "},
+		{"what is not there can't go", removed(99), ""},
+		{"a block can't follow itself", stored(50, 50), ""},
+		{"the root goes with all", removed(10), "REMOVED [1 4] after 0; "},
+	} {
+		if got := told(s.event); got != s.want {
+			t.Errorf("%s: told %q; want %q", s.what, got, s.want)
+		}
+	}
+}
+
+// The mirror keeps its bound, and says that it does not know all.
+func TestBound(t *testing.T) {
+	const most = 40 << 10
+	a, e := New(Options{MaxBytes: most}), newEngine(1)
+	a.Incomplete(time.Time{}, false)
+	teller := a.Teller(0)
+	teller.Open(1)
+	for range 400 {
+		a.Apply(time.Time{}, e.step())
+		if a.mirror.bytes > most+1024 {
+			t.Fatalf("the mirror has %d bytes; the bound is %d", a.mirror.bytes, most)
+		}
+	}
+	if r, _ := teller.Next(time.Time{}); !r.Incomplete {
+		t.Error("some blocks were not kept, and nothing says so")
+	}
+	a.Reset(time.Time{})
+	if r, _ := teller.Next(time.Time{}); r.Incomplete || a.mirror.bytes != 0 || a.Blocks() != 0 {
+		t.Errorf("after a reset: incomplete %v, %d bytes, %d blocks; want false, 0, 0", r.Incomplete, a.mirror.bytes, a.Blocks())
+	}
+}
+
+// What waits for a picker that does not listen is bounded; a snapshot takes its
+// place.
+func TestSlowPicker(t *testing.T) {
+	a, e := New(Options{}), newEngine(1)
+	teller := a.Teller(0)
+	teller.Open(1)
+	for _, more := teller.Next(time.Time{}); more; _, more = teller.Next(time.Time{}) {
+	}
+	most, snapshots := 0, 0
+	for range 2000 {
+		for range 20 {
+			a.Apply(time.Time{}, flip(e))
+		}
+		most = max(most, len(teller.pending))
+		if teller.fresh {
+			snapshots++
+			break
+		}
+	}
+	if most > maxPending || snapshots == 0 {
+		t.Errorf("at most %d changes waited, %d snapshots; want at most %d, and one", most, snapshots, maxPending)
+	}
+	if r, _ := teller.Next(time.Time{}); !r.SnapshotBegin {
+		t.Error("what comes next is no snapshot")
+	}
+}
+
+// flip stores a prompt and removes it.
+func flip(e *engine) []epp.BlockEvent {
+	e.next++
+	hash := []uint64{e.next}
+	return []epp.BlockEvent{
+		{Kind: epp.BlockStored, Hashes: hash, Tokens: []uint32{1, 2, 3, 4}, BlockTokens: 4},
+		{Kind: epp.BlockRemoved, Hashes: hash},
+	}
+}

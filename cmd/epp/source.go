@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"epp.internal/epp/block"
+	"epp.internal/epp/extproc"
+	"epp.internal/epp/report"
+)
+
+// source is where one endpoint's state comes from: its own agent while that
+// reports, else we read its page and its events ourselves.
+type source struct {
+	sink     *sink
+	interval time.Duration
+	page     part
+	events   part
+	left     chan struct{} // closed when the endpoint leaves
+	// ranks is how many endpoints are behind the address; an agent reports for one.
+	ranks int
+}
+
+// part is a part of an endpoint's state, and whose turn it is to tell it. The zero
+// part is ours.
+type part struct {
+	mu     sync.Mutex // guards the following fields
+	agent  bool       // it is the agent's
+	until  time.Time  // and for so long, where the agent has gone
+	cancel context.CancelFunc
+	done   chan struct{} // closed when what we began has ended; nil: nothing runs
+	wake   chan struct{} // closed when the turn changes; nil: nobody waits
+}
+
+// run calls direct whenever the turn is ours, until ctx ends. direct ends with
+// its context.
+func (t *part) run(ctx context.Context, direct func(ctx context.Context)) {
+	for ctx.Err() == nil {
+		t.mu.Lock()
+		wait := time.Until(t.until)
+		if t.agent || wait > 0 {
+			wake := make(chan struct{})
+			t.wake = wake
+			if t.agent {
+				wait = time.Hour
+			}
+			t.mu.Unlock()
+			pause(ctx, wake, wait)
+			continue
+		}
+		own, cancel := context.WithCancel(ctx)
+		done := make(chan struct{})
+		t.cancel, t.done = cancel, done
+		t.mu.Unlock()
+		direct(own)
+		<-own.Done()
+		cancel()
+		close(done)
+	}
+}
+
+// pause waits for the end of ctx, or of d, or for wake to be closed.
+func pause(ctx context.Context, wake <-chan struct{}, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-wake:
+	case <-timer.C:
+	}
+}
+
+// isAgents says whether the turn is the agent's.
+func (t *part) isAgents() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.agent
+}
+
+// take makes the turn the agent's, and returns when what we did has ended.
+func (t *part) take() {
+	t.mu.Lock()
+	t.agent = true
+	done := t.done
+	if t.cancel != nil {
+		t.cancel()
+	}
+	t.mu.Unlock()
+	if done != nil {
+		<-done
+	}
+}
+
+// give makes the turn ours again, from a time on: the agent may be back before.
+func (t *part) give(from time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.agent, t.until = false, from
+	if t.wake != nil {
+		close(t.wake)
+		t.wake = nil
+	}
+}
+
+// open lets an agent report for one endpoint of the pool, in our place.
+func (s *system) open(o report.Opening) (report.Feed, error) {
+	found, ok := s.sources.Load(o.Endpoint)
+	if !ok {
+		return report.Feed{}, fmt.Errorf("endpoint: %.64q is none of this pool's", o.Endpoint)
+	}
+	src := found.(*source)
+	if src.ranks > 1 {
+		return report.Feed{}, fmt.Errorf("endpoint: %.64q has %d data-parallel ranks; an agent reports for an engine of one", o.Endpoint, src.ranks)
+	}
+	for _, t := range src.parts(o) {
+		t.take()
+	}
+	src.sink.Agent(true)
+	feed := report.Feed{
+		Readings: src.sink, Models: src.sink.Models, Blocks: src.sink, Done: src.left,
+		Values: func(values map[string]string) {
+			src.sink.log.Debug("agent's values", "values", values)
+		},
+		Close: func(last time.Time) {
+			src.sink.Agent(false)
+			for _, t := range src.parts(o) {
+				t.give(last.Add(report.Silent * src.interval))
+			}
+			s.watch.changed()
+		},
+	}
+	feed.Health, _ = any(src.sink.Member).(report.Health)
+	return feed, nil
+}
+
+// parts are those that an agent reports.
+func (src *source) parts(o report.Opening) (parts []*part) {
+	if o.Readings {
+		parts = append(parts, &src.page)
+	}
+	if o.Blocks {
+		parts = append(parts, &src.events)
+	}
+	return parts
+}
+
+// newReports returns the server that agents report to, nil where none is wanted.
+func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, error) {
+	c := s.cfg
+	if c.Listen.Reports == "" {
+		return nil, nil
+	}
+	o := report.Options{
+		Open: s.open, Key: key, Interval: c.ReportInterval(), AnyHost: c.Reports.AnyHost, Logger: log,
+		Hooks: report.Hooks{
+			Report: func(late bool) {
+				if late {
+					s.metrics.Report("late")
+				} else {
+					s.metrics.Report("taken")
+				}
+			},
+			Missed:  s.metrics.ReportsMissed,
+			Refused: func() { s.metrics.Report("refused") },
+		},
+	}
+	var err error
+	if o.Token, err = readToken("reports.tokenFile", c.Reports.TokenFile); err != nil {
+		return nil, err
+	}
+	if c.TLS.Insecure {
+		return report.NewServer(o), nil
+	}
+	if o.TLS, err = extproc.ServerTLS(c.TLS.Cert, c.TLS.Key, log); err != nil {
+		return nil, err
+	}
+	if c.Reports.ClientCA != "" {
+		if o.TLS.ClientCAs, err = readCA("reports.clientCA", c.Reports.ClientCA); err != nil {
+			return nil, err
+		}
+		o.TLS.ClientAuth = tls.RequireAndVerifyClientCert
+		if o.Token != "" { // then either will do
+			o.TLS.ClientAuth = tls.VerifyClientCertIfGiven
+		}
+	}
+	return report.NewServer(o), nil
+}
+
+// serveReports serves agents on l.
+func (s *system) serveReports(l net.Listener) error { return s.reports.Serve(l) }
+
+// minToken is the shortest secret that is one.
+const minToken = 16
+
+// readToken reads a secret from a file, without blanks around it; no file, none.
+func readToken(setting, file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", setting, err)
+	}
+	token := strings.TrimSpace(string(data))
+	if len(token) < minToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("%s: %q holds no token; want at least %d printable characters without a blank", setting, file, minToken)
+	}
+	return token, nil
+}
+
+// readCA reads the certificates of authorities.
+func readCA(setting, file string) (*x509.CertPool, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", setting, err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("%s: %w", setting, errors.New(file+" holds no certificate in PEM form"))
+	}
+	return pool, nil
+}

@@ -1,0 +1,208 @@
+package report
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+
+	"epp.internal/epp/block"
+	"epp.internal/epp/report/wire"
+)
+
+const (
+	// DefaultInterval is the longest pause between two reports.
+	DefaultInterval = 2 * time.Second
+	// Silent is how many intervals a stream may be silent before it is over.
+	Silent = 3
+	// minInterval and maxInterval bound what a picker may ask for.
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Minute
+
+	// openTimeout bounds the way from a connection to its first order.
+	openTimeout = 10 * time.Second
+	// After a stream that ended the next one waits redialMin, and twice as long
+	// after each that failed, up to redialMax: a picker that restarts is told all
+	// within a second of its return.
+	redialMin = 50 * time.Millisecond
+	redialMax = time.Second
+)
+
+// A Source is what a Client tells. A Client calls it from one goroutine.
+type Source interface {
+	// Open is called when a picker has said under which key it hashes, and each
+	// time it wants to know all anew.
+	Open(key block.Key)
+	// Next returns what is to be told now, without a number; more is true where
+	// there is more than fits into one report. It may be empty.
+	Next(now time.Time) (r *wire.Report, more bool)
+	// Changed gives a value when something is to be told.
+	Changed() <-chan struct{}
+}
+
+// Client tells one picker what a Source knows, for ever. Set its fields, then call
+// Run once.
+type Client struct {
+	// Picker is its host:port.
+	Picker string
+	// Hello says for which endpoint, and what of it.
+	Hello *wire.Hello
+	// Token proves that we may; empty where a certificate does.
+	Token string
+	// TLS is the client's side of it; nil: none, for a picker on the same host.
+	TLS    *tls.Config
+	Source Source
+
+	// Log gets a line for each change of state; nil discards.
+	Log *slog.Logger
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+	// Options are added to those of the connection.
+	Options []grpc.DialOption
+}
+
+// Run tells the picker until ctx ends, and returns its error. Streams that end are
+// opened anew for ever.
+func (c *Client) Run(ctx context.Context) error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	creds := insecure.NewCredentials()
+	if c.TLS != nil {
+		creds = credentials.NewTLS(c.TLS)
+	}
+	conn, err := grpc.NewClient(c.Picker, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64 << 10)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: redialMin, Multiplier: 2, MaxDelay: redialMax}, MinConnectTimeout: openTimeout}),
+	}, c.Options...)...)
+	if err != nil {
+		return fmt.Errorf("picker %q: %w", c.Picker, err)
+	}
+	defer conn.Close()
+	client := wire.NewReportsClient(conn)
+	told := ""
+	for wait := redialMin; ctx.Err() == nil; {
+		stood, err := c.stream(ctx, client)
+		if ctx.Err() != nil {
+			break
+		}
+		if text := err.Error(); stood || text != told {
+			c.Log.Warn("agent: no picker", "picker", c.Picker, "error", text)
+			told = text
+		}
+		if stood {
+			wait = redialMin
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, redialMax)
+	}
+	return ctx.Err()
+}
+
+// stream opens a stream and tells until it ends. stood is true where the picker
+// took it.
+func (c *Client) stream(ctx context.Context, client wire.ReportsClient) (stood bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if c.Token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token)
+	}
+	opening := time.AfterFunc(openTimeout, cancel)
+	defer opening.Stop()
+	s, err := client.Tell(ctx)
+	if err != nil {
+		return false, err
+	}
+	if err := s.Send(&wire.Report{Number: 1, Hello: c.Hello}); err != nil {
+		_, err = s.Recv() // says why
+		return false, err
+	}
+	first, err := s.Recv()
+	if err != nil {
+		return false, err
+	}
+	opening.Stop()
+	c.Log.Info("agent: told", "picker", c.Picker, "endpoint", c.Hello.Endpoint)
+	return true, c.tell(ctx, s, first)
+}
+
+// clientStream is the part of a gRPC stream that a client uses.
+type clientStream interface {
+	Send(r *wire.Report) error
+	Recv() (*wire.Order, error)
+}
+
+// tell sends until the stream ends and returns why. The caller cancels ctx, and so
+// ends the goroutine that receives.
+func (c *Client) tell(ctx context.Context, s clientStream, first *wire.Order) error {
+	orders := make(chan *wire.Order)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			o, err := s.Recv()
+			if err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case orders <- o:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	key := block.Key(first.Key)
+	c.Source.Open(key)
+	every := min(max(time.Duration(first.IntervalMs)*time.Millisecond, minInterval), maxInterval)
+	pulse := time.NewTimer(every)
+	defer pulse.Stop()
+	number := uint64(1)
+	for more := true; ; {
+		for more {
+			var r *wire.Report
+			r, more = c.Source.Next(c.Now())
+			number++
+			r.Number = number
+			if err := s.Send(r); err != nil {
+				select {
+				case err = <-ended: // says why
+				case <-ctx.Done():
+				}
+				return errors.Join(err, ctx.Err())
+			}
+			pulse.Reset(every)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-ended:
+			return err
+		case o := <-orders:
+			if o.Snapshot {
+				c.Source.Open(key)
+			}
+			more = o.Snapshot
+		case <-c.Source.Changed():
+			more = true
+		case <-pulse.C:
+			more = true
+		}
+	}
+}
