@@ -264,4 +264,8 @@ type View struct {
 	Serves Slots
 	// Resident holds the endpoints on which the request's adapter is loaded.
 	Resident Slots
+	// Work has an element for each of Endpoints, or is nil where it is not known;
+	// Pace is the pool's.
+	Work []Work
+	Pace Pace
 }

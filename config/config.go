@@ -47,6 +47,15 @@ type Config struct {
 	// queue 0.10, health 0.05, adapter 0.05.
 	Weights map[string]float64 `json:"weights"`
 
+	// Policy says how to choose among the endpoints that pass the filters:
+	// "weighted" (default) takes the highest weighted sum, "latency" the lowest
+	// predicted time, the request's own and what it costs the others there.
+	Policy decision.PolicyName `json:"policy"`
+	// Gate leaves out endpoints where that predicted time is longer than at the best
+	// one by more than this; the weighted sum decides among the rest. 300ms is a
+	// good start. Default 0: no gate. Else 10ms–10m.
+	Gate Duration `json:"gate"`
+
 	// MaxQueue is the queue, in requests, at which an endpoint is full: the
 	// queue factor is 0 from there on and the endpoint is no candidate.
 	// Default 20, range 1–100,000.
@@ -333,6 +342,7 @@ func Default() *Config {
 	return &Config{
 		Pool:        Pool{Engine: EngineAuto},
 		Weights:     weights,
+		Policy:      d.Policy,
 		MaxQueue:    d.MaxQueue,
 		OnSaturated: d.OnSaturated,
 		Load:        Load{Source: d.Load.Source, MaxUtilization: d.Load.MaxUtilization},
@@ -360,6 +370,7 @@ func Default() *Config {
 func (c *Config) Settings(staleAfter time.Duration) *decision.Settings {
 	s := decision.Defaults()
 	s.StaleAfter = staleAfter
+	s.Policy, s.Gate = c.Policy, c.Gate.Duration
 	s.MaxQueue, s.OnSaturated = c.MaxQueue, c.OnSaturated
 	s.Load = decision.Load{Source: c.Load.Source, MaxRunning: c.Load.MaxRunning, MaxUtilization: c.Load.MaxUtilization}
 	s.Weights = nil

@@ -32,6 +32,7 @@ var (
 	engines      = []string{EngineAuto, EngineVLLM, EngineSGLang, EngineTensorRTLLM}
 	cacheSources = []string{CacheAuto, CacheEvents, CacheOwn}
 	modes        = []string{"", "mistral", "cohere"}
+	policies     = []decision.PolicyName{decision.Weighted, decision.Latency}
 	onSaturated  = []decision.OnSaturated{decision.Degrade, decision.Reject}
 	logLevels    = []string{"error", "warn", "info", "debug", "trace"}
 )
@@ -53,6 +54,10 @@ func (c *Config) Validate(custom ...string) []Fault {
 	oneOf(&v, "tokenizer.mode", c.Tokenizer.Mode, modes)
 	oneOf(&v, "log.level", c.Log.Level, logLevels)
 
+	oneOf(&v, "policy", c.Policy, policies)
+	if c.Gate.Duration != 0 {
+		v.duration("gate", c.Gate, 10*time.Millisecond, 10*time.Minute)
+	}
 	between(&v, "maxQueue", c.MaxQueue, 1, 100_000)
 	between(&v, "fallbacks", c.Fallbacks, 0, 8)
 	between(&v, "load.maxRunning", c.Load.MaxRunning, 0, 1<<16)

@@ -19,11 +19,12 @@ const (
 	Health             // health below the cutoff: its composite score is 0
 	Queue              // queue at or above maxQueue
 	FarQueue           // the pool is saturated and this queue is longer than the shortest by maxQueue
+	Slow               // its predicted cost is more than the gate above the lowest
 )
 
 // String returns the exclusion's name, empty for a candidate.
 func (e Exclusion) String() string {
-	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "exclusion(7)"}[e&7]
+	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "slow"}[e&7]
 }
 
 // Candidate is one endpoint of the pool as the decision saw it.
@@ -104,6 +105,11 @@ type Record struct {
 	Candidates []Candidate
 	Outside    []epp.Score
 
+	// Predictions has an element for each of Candidates where the settings ask for
+	// predictions, else none; Pace is what they were made of besides.
+	Predictions []Prediction
+	Pace        epp.Pace
+
 	// Chosen is the index of the pick, RunnerUp of the next best; −1 for none.
 	Chosen, RunnerUp int
 	// Admitted counts the candidates that passed every filter, queue cutoff
@@ -178,6 +184,10 @@ func (r *Record) Room(n int) {
 	r.Outside = r.Outside[:0]
 }
 
+// RoomPredictions gives the record room for a prediction of each candidate; what
+// was there before may still be there. It follows Room.
+func (r *Record) RoomPredictions() { r.Predictions = room(r.Predictions, len(r.Candidates)) }
+
 func room[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -194,7 +204,8 @@ func (r *Record) RoomOutside(k int) {
 
 // Reset empties the record and keeps its memory.
 func (r *Record) Reset() {
-	*r = Record{Candidates: r.Candidates[:0], Outside: r.Outside[:0], Chosen: -1, RunnerUp: -1}
+	c, o := r.Candidates[:0], r.Outside[:0]
+	*r = Record{Candidates: c, Outside: o, Predictions: r.Predictions[:0], Chosen: -1, RunnerUp: -1}
 }
 
 // Clone returns a copy that shares nothing that changes.
@@ -202,5 +213,6 @@ func (r *Record) Clone() *Record {
 	c := *r
 	c.Candidates = append([]Candidate(nil), r.Candidates...)
 	c.Outside = append([]epp.Score(nil), r.Outside...)
+	c.Predictions = append([]Prediction(nil), r.Predictions...)
 	return &c
 }

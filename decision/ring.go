@@ -141,6 +141,7 @@ func (r *Ring) Bytes() int {
 func size(r *Record) int {
 	n := int(unsafe.Sizeof(*r)) +
 		cap(r.Candidates)*int(unsafe.Sizeof(Candidate{})) +
-		cap(r.Outside)*int(unsafe.Sizeof(epp.Score{}))
+		cap(r.Outside)*int(unsafe.Sizeof(epp.Score{})) +
+		cap(r.Predictions)*int(unsafe.Sizeof(Prediction{}))
 	return n + len(r.RequestID) + len(r.ClientID) + len(r.Path) + len(r.Model) + len(r.Target) + len(r.Adapter) + len(r.TokenNote)
 }

@@ -61,12 +61,17 @@ type Weight struct {
 // record points to them; a new weight makes a new Settings with a new Version.
 type Settings struct {
 	Version uint64
+	// Policy is how to choose among those that pass the filters.
+	Policy  PolicyName
 	Weights []Weight
 	// MaxQueue is the queue at which an endpoint is full, in requests, ≥ 1: it
 	// both normalises the queue factor and cuts off.
 	MaxQueue    int
 	OnSaturated OnSaturated
 	Load        Load
+	// Gate leaves out endpoints whose predicted cost is so much above the lowest
+	// one's; 0: none.
+	Gate time.Duration
 	// StaleAfter is the age from which a reading is too old to trust.
 	StaleAfter time.Duration
 }
@@ -114,6 +119,7 @@ const TokensAtFullLoad = 65536
 func Defaults() *Settings {
 	return &Settings{
 		Version: 1,
+		Policy:  Weighted,
 		Weights: []Weight{
 			{CacheScorer, 0.60}, {LoadScorer, 0.20}, {QueueScorer, 0.10}, {HealthScorer, 0.05}, {AdapterScorer, 0.05},
 		},
@@ -150,6 +156,12 @@ func (s *Settings) Validate() error {
 	}
 	if u := s.Load.MaxUtilization; !(u > 0 && u <= 1) {
 		fault("load.maxUtilization: %v: must be above 0 and at most 1", u)
+	}
+	if s.Policy != Weighted && s.Policy != Latency {
+		fault("policy: %q: must be %q or %q", s.Policy, Weighted, Latency)
+	}
+	if s.Gate < 0 {
+		fault("gate: %v: must not be negative", s.Gate)
 	}
 	if s.StaleAfter <= 0 {
 		fault("staleAfter: %v: must be above 0", s.StaleAfter)

@@ -14,15 +14,18 @@ func (r *Record) Why() string {
 	case r.Degraded && r.RunnerUp < 0:
 		return "every queue is full; the only endpoint within reach"
 	case r.RunnerUp < 0:
-		return "the only candidate"
+		return "the only candidate" + r.shut()
 	}
 	won, next := &r.Candidates[r.Chosen], &r.Candidates[r.RunnerUp]
 	prefix := ""
 	if r.Degraded {
 		prefix = "every queue is full; "
 	}
+	if r.Settings.Policy == Latency {
+		return prefix + fmt.Sprintf("predicted cost %.2f s against %.2f s of %s", r.Predictions[r.Chosen].Cost, r.Predictions[r.RunnerUp].Cost, next.Name) + r.shut()
+	}
 	if math.Round((won.Sum-next.Sum)/Grid) == 0 {
-		return prefix + r.tie(won, next)
+		return prefix + r.tie(won, next) + r.shut()
 	}
 	name, gain := r.leading()
 	text := fmt.Sprintf("%s %.2f against %.2f of %s: %+.3f, margin %.3f", name,
@@ -30,7 +33,23 @@ func (r *Record) Why() string {
 	if r.cold() {
 		text = "no endpoint holds a block, the other factors decide: " + text
 	}
-	return prefix + text
+	return prefix + text + r.shut()
+}
+
+// shut tells of the endpoint with the highest sum that the gate has left out, if
+// it would have won.
+func (r *Record) shut() string {
+	best := r.Chosen
+	for i := range r.Candidates {
+		if c := &r.Candidates[i]; c.Excluded == Slow && c.Sum > r.Candidates[best].Sum {
+			best = i
+		}
+	}
+	if best == r.Chosen || r.Settings.Policy == Latency {
+		return ""
+	}
+	return fmt.Sprintf("; %s has a higher sum and is left out, %.2f s slower than the pick", r.Candidates[best].Name,
+		r.Predictions[best].Cost-r.Predictions[r.Chosen].Cost)
 }
 
 // Grid is the step on which two sums count as equal: far above the rounding of a

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"epp.internal/epp"
+	"epp.internal/epp/block"
 	"github.com/cespare/xxhash/v2"
 )
 
@@ -14,8 +15,8 @@ const tier = "GPU"
 // blocks, as in vLLM, and is the free queue's sentinel here.
 const nullBlock = 0
 
-// block is one physical block of the KV cache.
-type block struct {
+// cacheBlock is one physical block of the KV cache.
+type cacheBlock struct {
 	hash uint64
 	// prev and next link the free queue; they mean nothing while refs > 0.
 	prev, next int32
@@ -33,24 +34,23 @@ type cache struct {
 	blockTokens int
 	root        uint64
 
-	blocks []block // [nullBlock] is the sentinel of the free queue
-	free   int     // length of the free queue
-	index  map[uint64]int32
-	known  int // blocks that can be found; >= len(index)
+	blocks []cacheBlock // [nullBlock] is the sentinel of the free queue
+	free   int          // length of the free queue
+	index  lookup
+	warmed int32 // means nothing: where warm's loads go
+	known  int   // blocks that can be found; >= index.len
 
 	events   []epp.BlockEvent
 	removed  []uint64 // backing of the Hashes of BlockRemoved
 	straddle []uint32 // backing of Tokens that lie in prompt and answer
-	scratch  []byte
 }
 
 func newCache(blocks, blockTokens int, seed uint64) *cache {
 	c := &cache{
 		blockTokens: blockTokens,
 		root:        seed,
-		blocks:      make([]block, blocks),
-		index:       make(map[uint64]int32),
-		scratch:     make([]byte, 8+4*blockTokens),
+		blocks:      make([]cacheBlock, blocks),
+		index:       newLookup(blocks),
 	}
 	for i := 1; i < blocks; i++ {
 		c.insert(int32(i), int32(i-1))
@@ -84,6 +84,27 @@ func (c *cache) take() int32 {
 	return b
 }
 
+// warm reads where the index has these hashes, one load not waiting for another:
+// one block after another would wait for memory at each.
+func (c *cache) warm(hashes []uint64) {
+	var sum int32
+	for _, h := range hashes {
+		sum += c.index.entries[uint32(h>>32)>>c.index.shift].block
+	}
+	c.warmed += sum
+}
+
+// warmFree is warm for the n blocks that will be taken next.
+func (c *cache) warmFree(n int) {
+	var sum int32
+	for b := c.blocks[nullBlock].next; n > 0; n-- {
+		k := &c.blocks[b]
+		sum += c.index.entries[uint32(k.hash>>32)>>c.index.shift].block
+		b = k.next
+	}
+	c.warmed += sum
+}
+
 // hold adds a reference to a known block.
 func (c *cache) hold(b int32) {
 	if c.blocks[b].refs == 0 {
@@ -113,9 +134,10 @@ func (c *cache) release(blocks []int32) {
 func (c *cache) store(b int32, hash uint64) {
 	c.blocks[b].hash, c.blocks[b].known, c.blocks[b].copy = hash, true, 0
 	c.known++
-	first, ok := c.index[hash]
-	if !ok {
-		c.index[hash] = b
+	at := c.index.at(hash, c.blocks)
+	first := c.index.entries[at].block
+	if first == nullBlock {
+		c.index.put(at, hash, b)
 		return
 	}
 	for c.blocks[first].copy != 0 {
@@ -130,7 +152,8 @@ func (c *cache) forget(b int32) {
 	if !k.known {
 		return
 	}
-	first := c.index[k.hash]
+	at := c.index.at(k.hash, c.blocks)
+	first := c.index.entries[at].block
 	switch {
 	case first != b:
 		for c.blocks[first].copy != b {
@@ -138,9 +161,9 @@ func (c *cache) forget(b int32) {
 		}
 		c.blocks[first].copy = k.copy
 	case k.copy != 0:
-		c.index[k.hash] = k.copy
+		c.index.put(at, k.hash, k.copy)
 	default:
-		delete(c.index, k.hash)
+		c.index.remove(at)
 	}
 	k.known, k.copy = false, 0
 	c.known--
@@ -156,7 +179,7 @@ func (c *cache) clear() {
 	for i := range c.blocks {
 		c.blocks[i].known, c.blocks[i].copy = false, 0
 	}
-	clear(c.index)
+	c.index.clear()
 	c.known = 0
 	c.events = append(c.events, epp.BlockEvent{Kind: epp.AllBlocksCleared})
 }
@@ -179,12 +202,9 @@ func (c *cache) rootHash(adapter, salt string) uint64 {
 	return d.Sum64()
 }
 
-// blockHash is the hash of the block of tokens that follows parent:
-// XXH64(parent, tokens), all little-endian. len(tokens) == blockTokens.
+// blockHash is the hash of the block of tokens that follows parent: XXH64 of the
+// tokens, little-endian, with parent as seed. len(tokens) == blockTokens. It is
+// package block's function under another root, so no hash is one of a picker's.
 func (c *cache) blockHash(parent uint64, tokens []uint32) uint64 {
-	binary.LittleEndian.PutUint64(c.scratch, parent)
-	for i, t := range tokens {
-		binary.LittleEndian.PutUint32(c.scratch[8+4*i:], t)
-	}
-	return xxhash.Sum64(c.scratch)
+	return block.Extend(parent, tokens)
 }

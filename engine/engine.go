@@ -98,6 +98,7 @@ type Engine struct {
 	dueAt time.Time
 
 	held, asleep bool
+	speed        float64 // steps take 1/speed of their time
 
 	spare   eventBuffers // the buffers of the events that were returned last
 	outputs []Output
@@ -171,8 +172,12 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{cfg: cfg, cache: newCache(cfg.Blocks, cfg.BlockTokens, cfg.Seed)}, nil
+	return &Engine{cfg: cfg, cache: newCache(cfg.Blocks, cfg.BlockTokens, cfg.Seed), speed: 1}, nil
 }
+
+// SetSpeed lets the steps that begin from now on take 1/speed of their time: a
+// GPU that is throttled or shared. speed must be above 0; 1 is the profile's own.
+func (e *Engine) SetSpeed(speed float64) { e.speed = speed }
 
 // Config returns the engine's configuration with its defaults filled in.
 func (e *Engine) Config() Config { return e.cfg }
@@ -207,7 +212,7 @@ func (e *Engine) Holds(tokens []uint32, adapter, salt string) int {
 	n := 0
 	for ; (n+1)*c.blockTokens <= len(tokens); n++ {
 		parent = c.blockHash(parent, tokens[n*c.blockTokens:(n+1)*c.blockTokens])
-		if _, ok := c.index[parent]; !ok {
+		if c.index.find(parent, c.blocks) == nullBlock {
 			break
 		}
 	}

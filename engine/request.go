@@ -19,6 +19,8 @@ type Request struct {
 	// Adapter is the LoRA adapter's name, empty for the base model; Salt is the
 	// cache_salt.
 	Adapter, Salt string
+	// Owner is the caller's; the engine does not look at it.
+	Owner any
 
 	arrived  time.Time
 	admitted bool // at least once
@@ -82,8 +84,10 @@ func (r *Request) store(c *cache) {
 	if from >= to {
 		return
 	}
+	r.hash(c, to-1)
+	c.warm(r.hashes[from:to])
 	for i := from; i < to; i++ {
-		c.store(r.blocks[i], r.hash(c, i))
+		c.store(r.blocks[i], r.hashes[i])
 	}
 	r.stored = to
 	ev := epp.BlockEvent{

@@ -90,7 +90,11 @@ func (e *Engine) begin(now time.Time) {
 		return
 	}
 	e.stepping = true
-	e.stepEnd = now.Add(e.cfg.Profile.stepTime(w) + time.Duration(loads)*e.cfg.AdapterLoad)
+	takes := e.cfg.Profile.stepTime(w) + time.Duration(loads)*e.cfg.AdapterLoad
+	if e.speed != 1 {
+		takes = time.Duration(float64(takes) / e.speed)
+	}
+	e.stepEnd = now.Add(takes)
 }
 
 // continueRunning gives every running request its share of the step, and
@@ -129,6 +133,7 @@ func (e *Engine) allocate(r *Request, n int) bool {
 	if need > e.cache.free {
 		return false
 	}
+	e.cache.warmFree(need)
 	for ; need > 0; need-- {
 		r.blocks = append(r.blocks, e.cache.take())
 	}
@@ -205,8 +210,8 @@ func (e *Engine) admit(r *Request) bool {
 	r.blocks = r.blocks[:0]
 	idle := 0 // known blocks that no request holds: they count as free
 	for i := range limit {
-		b, ok := c.index[r.hash(c, i)]
-		if !ok {
+		b := c.index.find(r.hash(c, i), c.blocks)
+		if b == nullBlock {
 			break
 		}
 		if c.blocks[b].refs == 0 {

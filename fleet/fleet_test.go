@@ -81,14 +81,14 @@ func TestBookingHasTwoParts(t *testing.T) {
 		}
 	}
 	want(1, 700)
-	b.FirstToken()
-	b.FirstToken()
+	b.FirstToken(start)
+	b.FirstToken(start)
 	want(1, 0)
 	if !b.End() || b.End() {
 		t.Error("the first End counts, and only the first")
 	}
 	want(0, 0)
-	b.FirstToken() // after the end: nothing
+	b.FirstToken(start) // after the end: nothing
 	want(0, 0)
 }
 
@@ -565,7 +565,7 @@ func TestLedgerAgainstTwin(t *testing.T) {
 					t.Skip("nothing in flight")
 				}
 				tw := some()
-				tw.b.FirstToken()
+				tw.b.FirstToken(now)
 				tw.tokens = 0
 			},
 			"answered": func(t *rapid.T) {

@@ -17,9 +17,15 @@ type ledger struct {
 
 // entry is one booking. generation tells a handle of an earlier use.
 type entry struct {
-	m          *Member
-	tokens     int // still held; 0 once released
-	answered   bool
+	m        *Member
+	tokens   int // still held; 0 once released
+	answered bool
+	work     float64 // of the tokens; 0 once released
+	// ahead and others are what was there before it: work, and requests.
+	ahead  float64
+	others int
+	// answeredAt is when its first token came; zero: not seen.
+	answeredAt time.Time
 	generation uint64
 	at         time.Time
 	prev, next *entry
@@ -35,14 +41,17 @@ type Booking struct {
 }
 
 // add books a request of so many uncached tokens on m. The table's lock is held.
-func (l *ledger) add(m *Member, tokens int, now time.Time) Booking {
+func (l *ledger) add(m *Member, tokens int, work float64, now time.Time) Booking {
 	e := l.free
 	if e == nil {
 		e = new(entry)
 	} else {
 		l.free = e.next
 	}
-	*e = entry{m: m, tokens: max(0, tokens), generation: e.generation + 1, at: now, prev: l.newest}
+	*e = entry{
+		m: m, tokens: max(0, tokens), work: work, ahead: m.work().Pending, others: m.signals().InFlight,
+		generation: e.generation + 1, at: now, prev: l.newest,
+	}
 	if l.newest == nil {
 		l.oldest = e
 	} else {
@@ -80,6 +89,7 @@ func (e *entry) hold() {
 	s := e.m.signals()
 	s.InFlight++
 	s.InFlightTokens += e.tokens
+	e.m.work().Pending += e.work
 	if !e.answered {
 		e.m.unanswered++
 	}
@@ -90,6 +100,7 @@ func (e *entry) drop() {
 	s := e.m.signals()
 	s.InFlight--
 	s.InFlightTokens -= e.tokens
+	e.m.settleWork(e.work)
 	if !e.answered {
 		e.m.unanswered--
 	}
@@ -98,7 +109,8 @@ func (e *entry) drop() {
 // releaseTokens takes the tokens off alone. The table's lock is held.
 func (e *entry) releaseTokens() {
 	e.m.signals().InFlightTokens -= e.tokens
-	e.tokens = 0
+	e.m.settleWork(e.work)
+	e.tokens, e.work = 0, 0
 }
 
 // ended reports whether the booking has ended. The table's lock is held.
@@ -195,9 +207,26 @@ func (l *ledger) releaseDue(now time.Time) {
 	}
 }
 
-// FirstToken releases the booking's tokens: the prompt has been computed.
-func (b Booking) FirstToken() {
-	b.with((*entry).releaseTokens)
+// FirstToken releases the booking's tokens: the prompt has been computed. The
+// first one that is told teaches how long that takes.
+func (b Booking) FirstToken(now time.Time) {
+	b.with(func(e *entry) {
+		if e.answeredAt.IsZero() {
+			e.answeredAt = now
+			b.t.learnFirstToken(e, now)
+		}
+		e.releaseTokens()
+	})
+}
+
+// Complete tells that the whole answer has come, before End: where its first token
+// was seen, that teaches how long an answer takes.
+func (b Booking) Complete(now time.Time) {
+	b.with(func(e *entry) {
+		if !e.answeredAt.IsZero() {
+			b.t.learnAnswer(e, now)
+		}
+	})
 }
 
 // Verdict says what the end of a request says of its endpoint.

@@ -22,8 +22,9 @@ type Member struct {
 
 	// The following fields are guarded by t.mu.
 
-	pos  int         // place in the view; −1 after Leave
-	last epp.Signals // the counters after Leave
+	pos      int         // place in the view; −1 after Leave
+	last     epp.Signals // the counters after Leave
+	lastWork epp.Work    // and the work
 
 	// outcomes is the health by how requests and readings ended, facts by all
 	// else; Signals.Health is what a decision sees of both. gpuAt is when the GPU was

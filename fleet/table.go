@@ -41,6 +41,7 @@ type Table struct {
 	members   []*Member
 	endpoints []epp.Endpoint
 	signals   []epp.Signals
+	work      []epp.Work
 	// ailing are the members against which something is held: their health and
 	// doubt change with time.
 	ailing []*Member
@@ -58,6 +59,10 @@ type Table struct {
 	serves   epp.Slots // scratch: what the view of the running Pick shows
 
 	ledger ledger
+
+	// What our own requests have taken: see pace.go.
+	firstTokens, answers line
+	pace                 epp.Pace
 
 	// silent counts the members that have not told of their caches.
 	silent atomic.Int64
@@ -93,6 +98,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	t.unlisted = t.unlisted.Add(e.Slot)
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
+	t.work = append(t.work, epp.Work{})
 	t.signals = append(t.signals, epp.Signals{Health: 1, MaxRunning: t.opt.MaxRunning, Incomplete: true})
 	t.silent.Add(1)
 	if t.opt.Probed {
@@ -115,13 +121,14 @@ func (t *Table) freeSlot() epp.Slot {
 // leave takes m out of the view; its slot stays until its last booking ends.
 // t.mu is held.
 func (t *Table) leave(m *Member) {
-	m.last = t.signals[m.pos]
+	m.last, m.lastWork = t.signals[m.pos], t.work[m.pos]
 	if !m.last.Heard {
 		t.silent.Add(-1)
 	}
 	t.members = slices.Delete(t.members, m.pos, m.pos+1)
 	t.endpoints = slices.Concat(t.endpoints[:m.pos], t.endpoints[m.pos+1:])
 	t.signals = slices.Delete(t.signals, m.pos, m.pos+1)
+	t.work = slices.Delete(t.work, m.pos, m.pos+1)
 	for i := m.pos; i < len(t.members); i++ {
 		t.members[i].pos = i
 	}
@@ -152,6 +159,9 @@ type Query struct {
 	Target string
 	// Adapter is Target where that is a LoRA adapter, else empty.
 	Adapter string
+	// PromptTokens is the prompt's length, for what the picked endpoint has to
+	// compute; where it is 0 nothing is taken to be cached.
+	PromptTokens int
 }
 
 // Choose decides on the view and returns the index of the pick, or −1, and the
@@ -177,7 +187,7 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	if q.Adapter != "" {
 		m.touchAdapter(q.Adapter)
 	}
-	return t.ledger.add(m, tokens, now), true
+	return t.ledger.add(m, tokens, epp.WorkOf(tokens, max(tokens, q.PromptTokens)), now), true
 }
 
 // recover brings the health and the doubt of ailing members up to date. t.mu is held.
@@ -193,7 +203,7 @@ func (t *Table) recover(now time.Time) {
 
 // view shows the table to choose. t.mu is held.
 func (t *Table) view(q Query) epp.View {
-	v := epp.View{Endpoints: t.endpoints, Signals: t.signals}
+	v := epp.View{Endpoints: t.endpoints, Signals: t.signals, Work: t.work, Pace: t.pace}
 	if q.Adapter != "" {
 		v.Resident = t.resident[q.Adapter]
 	}

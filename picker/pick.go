@@ -178,7 +178,7 @@ func (p *Pick) ResponseBody(chunk []byte) {
 func (p *Pick) sawToken() {
 	if p.firstToken.IsZero() && p.answer.FirstToken() {
 		p.firstToken = p.owner.opt.Now()
-		p.booking.FirstToken()
+		p.booking.FirstToken(p.firstToken)
 		p.learn(p.Endpoint)
 	}
 }
@@ -197,9 +197,14 @@ func (p *Pick) End(o Outcome) {
 		p.booking.Judge(p.owner.opt.Now(), fleet.Undecided)
 	case Served: // judged by its status
 	}
-	if p.answer != nil && o == Served {
-		p.answer.End()
-		p.verify()
+	if o == Served {
+		if p.answer != nil {
+			p.answer.End()
+			p.verify()
+		}
+		if verdict(p.status) == fleet.Good {
+			p.booking.Complete(p.owner.opt.Now())
+		}
 	}
 	if p.sight == SeesHeaders && o == Served {
 		p.booking.HandOver(p.owner.opt.Now())

@@ -331,7 +331,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 	rec.Timings.Match += now.Sub(began)
 	in := route.Input{Request: r, Match: s.match, BlockedTokens: rec.BlockedTokens, Now: now}
 	var err error
-	booking, ok := p.opt.Fleet.Pick(fleet.Query{Target: r.Target, Adapter: r.Adapter}, now, func(v epp.View) (int, int) {
+	booking, ok := p.opt.Fleet.Pick(fleet.Query{Target: r.Target, Adapter: r.Adapter, PromptTokens: len(pk.promptTokens)}, now, func(v epp.View) (int, int) {
 		in.View = v
 		if pk.guessed {
 			pk.trust(v)

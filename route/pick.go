@@ -60,7 +60,7 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 	rec.Room(len(in.View.Endpoints))
 	rec.HasSubset, rec.Priority = in.Request.Subset != nil, in.Request.Priority
 	rec.Seed, rec.At, rec.Settings, rec.BlockedTokens = seed, in.Now, p.Settings, in.BlockedTokens
-	rec.Degraded, rec.Refused = false, ""
+	rec.Degraded, rec.Refused, rec.Predictions = false, "", rec.Predictions[:0]
 	p.askOutside(in, rec)
 	race := race{rec: rec}
 	p.weigh(in, tried, &race)
@@ -74,6 +74,9 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 				race.enter(i, c)
 			}
 		}
+	}
+	if p.Settings.Predicts() {
+		race = p.expect(in, rec, race)
 	}
 	rec.Chosen, rec.RunnerUp = race.first.index-1, race.second.index-1
 	return rec.Chosen, nil
@@ -320,7 +323,11 @@ type entrant struct {
 
 // enter lets candidate i run, which is c.
 func (r *race) enter(i int, c *decision.Candidate) {
-	e := entrant{index: i + 1, c: c, grid: steps(c.Sum)}
+	r.place(entrant{index: i + 1, c: c, grid: steps(c.Sum)})
+}
+
+// place puts e before or behind the best two.
+func (r *race) place(e entrant) {
 	switch {
 	case r.first.c == nil || e.beats(&r.first, r.rec.Seed):
 		r.first, r.second = e, r.first
@@ -378,7 +385,7 @@ func Ranked(rec *decision.Record, n int) []int {
 	var order []entrant
 	for i := range rec.Candidates {
 		if c := &rec.Candidates[i]; i != rec.Chosen && c.Excluded == decision.Admitted {
-			order = append(order, entrant{index: i + 1, c: c, grid: steps(c.Sum)})
+			order = append(order, entrant{index: i + 1, c: c, grid: rank(rec, i)})
 		}
 	}
 	slices.SortFunc(order, func(a, b entrant) int {
@@ -417,6 +424,7 @@ func Replay(p *Policy, rec *decision.Record) *decision.Record {
 		BlockedTokens: rec.BlockedTokens,
 		Now:           rec.At,
 	}
+	in.View.Pace = rec.Pace
 	var tried epp.Slots
 	in.View.Serves = epp.Slots{}
 	if rec.HasSubset {
@@ -426,6 +434,9 @@ func Replay(p *Policy, rec *decision.Record) *decision.Record {
 		c := &rec.Candidates[i]
 		in.View.Endpoints = append(in.View.Endpoints, *c.Endpoint)
 		in.View.Signals = append(in.View.Signals, c.Signals)
+		if i < len(rec.Predictions) {
+			in.View.Work = append(in.View.Work, rec.Predictions[i].Work)
+		}
 		for int(c.Slot) >= len(in.Match) {
 			in.Match = append(in.Match, epp.Match{})
 		}

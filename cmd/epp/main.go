@@ -6,6 +6,7 @@
 //	epp agent                   beside an engine: tells pickers what it holds
 //	epp envoy-config            an Envoy configuration for the pool
 //	epp probe ADDRESS           what of an engine is understood, and what is not
+//	epp sim --trace FILE        the picker on a recorded trace, against simulated engines
 //	epp version
 package main
 
@@ -50,7 +51,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), simCommand(), versionCommand())
 	return cmd
 }
 

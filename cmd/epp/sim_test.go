@@ -1,0 +1,94 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// simulate runs epp sim with the arguments and returns what it prints.
+func simulate(t *testing.T, args ...string) (string, error) {
+	cmd := root()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs(append([]string{"sim"}, args...))
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// TestSimJSON: one array, an object for each policy in the order they were named,
+// with exactly the keys that are promised; and the same flags give the same bytes.
+func TestSimJSON(t *testing.T) {
+	args := []string{"--generate", "chat", "--requests", "200", "--pods", "3", "--policy", "weighted,random,latency", "--profile", "a100-8b", "--seed", "4", "--json"}
+	text, err := simulate(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []map[string]any
+	if err := json.Unmarshal([]byte(text), &got); err != nil {
+		t.Fatal(err)
+	}
+	var policies []string
+	for _, o := range got {
+		policies = append(policies, o["policy"].(string))
+		var keys []string
+		for k, v := range o {
+			if n, isNumber := v.(float64); k != "policy" && (!isNumber || n < 0) {
+				t.Errorf("%s: %v", k, v)
+			}
+			keys = append(keys, k)
+		}
+		slices.Sort(keys)
+		if want := []string{"failed", "hitShare", "meanE2EMillis", "meanTTFTMillis", "p99TTFTMillis", "policy", "seed"}; !slices.Equal(keys, want) {
+			t.Errorf("keys %v, want %v", keys, want)
+		}
+	}
+	if want := []string{"weighted", "random", "latency"}; !slices.Equal(policies, want) {
+		t.Errorf("policies %v, want %v", policies, want)
+	}
+	if again, _ := simulate(t, args...); again != text {
+		t.Error("the same flags gave other bytes")
+	}
+}
+
+// TestSimTable shows the head of the table, with two profiles in turn.
+func TestSimTable(t *testing.T) {
+	got, err := simulate(t, "--trace", "../../trace/testdata/mooncake_conversation_head.jsonl", "--pods", "2", "--policy", "round-robin", "--profile", "a100-8b,h100-8b", "--part", "0:0.5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"mooncake_conversation_head.jsonl: 27 requests; 2 endpoints of a100-8b, h100-8b, read every 1s, seed 1\n", "TTFT mean ms", "round-robin"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+// TestSimRefuses: each wrong input has one error that names it.
+func TestSimRefuses(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "--trace: is missing: name a file, or --generate one of chat"},
+		{[]string{"--trace", "nowhere"}, "--trace: open nowhere: no such file"},
+		{[]string{"--trace", "sim.go"}, `sim.go: begins with "package main`},
+		{[]string{"--trace", "x", "--generate", "hot"}, "--trace and --generate: want one of them"},
+		{[]string{"--generate", "cold"}, `workload "cold": no such kind: have chat`},
+		{[]string{"--generate", "hot", "--policy", "best"}, `--policy "best": no such policy: have all, weighted`},
+		{[]string{"--generate", "hot", "--profile", "tpu"}, `--profile "tpu": no such profile: have article-8b`},
+		{[]string{"--generate", "hot", "--pods", "0"}, "sim: endpoints: 0: want 1–4096"},
+		{[]string{"--generate", "hot", "--report-lag", "1us"}, "sim: report interval: 1µs: want 1ms or more"},
+		{[]string{"--generate", "hot", "--fault", "crash"}, `--fault: fault "crash": no @: want kind@time`},
+		{[]string{"--generate", "hot", "--part", "0.5"}, `--part "0.5": want from:to`},
+		{[]string{"--generate", "hot", "--max-running", "-1"}, "engine: MaxRunning (-1) must be >= 1"},
+	} {
+		if _, err := simulate(t, c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: error %v, want %s", c.args, err, c.want)
+		}
+	}
+}

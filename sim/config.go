@@ -1,0 +1,95 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"epp.internal/epp/engine"
+	"epp.internal/epp/trace"
+)
+
+// The bounds and defaults of a Config.
+const (
+	MaxEndpoints = 4096
+	// DefaultReportEvery is how often an engine's page is read where nothing else
+	// is set.
+	DefaultReportEvery = time.Second
+	// DefaultReadingTakes and DefaultEventLag are guesses for a cluster's network:
+	// a page is made and read within 5 ms, an event comes within 2 ms.
+	DefaultReadingTakes = 5 * time.Millisecond
+	DefaultEventLag     = 2 * time.Millisecond
+	// drain is how long after the last arrival requests may still run.
+	drain = 4 * time.Hour
+)
+
+// Config is one run.
+type Config struct {
+	Trace *trace.Trace
+	// Policy is the name of one of Policies.
+	Policy string
+	// Endpoints is how many there are at the start.
+	Endpoints int
+	// Engine is what every endpoint runs; Engines overrides it for the first
+	// endpoints, one by one.
+	Engine  engine.Config
+	Engines []engine.Config
+	// Seed is where all chance comes from.
+	Seed uint64
+	// ReportEvery is how often a reading of each endpoint begins; it is there
+	// after ReadingTakes. ReportLoss of them, in [0, 1], fail.
+	ReportEvery, ReadingTakes time.Duration
+	ReportLoss                float64
+	// EventLag is how late KV events come; EventLoss of the batches, in [0, 1],
+	// never do, and leave the endpoint incomplete.
+	EventLag  time.Duration
+	EventLoss float64
+	Faults    []Fault
+	// Progress, if not nil, is called now and then with the part that is done.
+	Progress func(done float64)
+}
+
+// withDefaults fills the zero fields and returns every fault.
+func (c Config) withDefaults() (Config, error) {
+	if c.ReportEvery == 0 {
+		c.ReportEvery = DefaultReportEvery
+	}
+	if c.ReadingTakes == 0 {
+		c.ReadingTakes = min(DefaultReadingTakes, c.ReportEvery)
+	}
+	if c.EventLag == 0 {
+		c.EventLag = DefaultEventLag
+	}
+	if c.Progress == nil {
+		c.Progress = func(float64) {}
+	}
+	var faults []error
+	fault := func(ok bool, format string, args ...any) {
+		if !ok {
+			faults = append(faults, fmt.Errorf("sim: "+format, args...))
+		}
+	}
+	fault(c.Trace != nil && len(c.Trace.Requests) > 0, "trace: no request in it")
+	fault(c.Endpoints >= 1 && c.Endpoints <= MaxEndpoints, "endpoints: %d: want 1–%d", c.Endpoints, MaxEndpoints)
+	fault(len(c.Engines) <= c.Endpoints, "engines: %d of them for %d endpoints", len(c.Engines), c.Endpoints)
+	fault(c.ReportEvery >= time.Millisecond, "report interval: %v: want 1ms or more", c.ReportEvery)
+	fault(c.ReadingTakes > 0 && c.ReadingTakes <= c.ReportEvery, "reading time: %v: want more than 0 and at most the interval, %v", c.ReadingTakes, c.ReportEvery)
+	fault(c.EventLag > 0, "event lag: %v: want more than 0", c.EventLag)
+	fault(c.ReportLoss >= 0 && c.ReportLoss <= 1, "report loss: %v: want 0–1", c.ReportLoss)
+	fault(c.EventLoss >= 0 && c.EventLoss <= 1, "event loss: %v: want 0–1", c.EventLoss)
+	if PolicyNamed(c.Policy) == nil {
+		faults = append(faults, fmt.Errorf("policy %q: no such policy: have %s", c.Policy, strings.Join(PolicyNames(), ", ")))
+	}
+	most := c.Endpoints
+	for _, f := range c.Faults {
+		if f.Kind == Up {
+			most++
+		}
+	}
+	fault(most <= MaxEndpoints, "faults: %d endpoints with those that are added: want at most %d", most, MaxEndpoints)
+	for _, f := range c.Faults {
+		faults = append(faults, f.check(most))
+	}
+	return c, errors.Join(faults...)
+}
