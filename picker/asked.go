@@ -18,7 +18,7 @@ const (
 	DefaultAskBudget = 20 * time.Millisecond
 
 	// askTimeout is how long an answer is waited for behind the request's back:
-	// one that comes too late for it is remembered for the conversation's next.
+	// one that comes too late for it is remembered for the next with this prompt.
 	askTimeout = 2 * time.Second
 	// maxAsking bounds the questions under way. A guess: an engine tokenizes in
 	// its API process, and more would queue there.
@@ -37,6 +37,7 @@ const (
 // The reasons for which no engine's tokens were had, beside the engine's own.
 var (
 	errAskSlow  = errors.New("engine's tokens did not come within the budget")
+	errAskLeft  = errors.New("the client left before an engine told the tokens")
 	errAskBusy  = errors.New("too many questions to engines are under way")
 	errAskAlone = errors.New("engine's tokens failed or were slow before: it is left alone for a while")
 )
@@ -93,12 +94,15 @@ func newAsker(opt *Options) *asker {
 }
 
 // tokens returns the tokens of a prompt, which must not be changed. It waits
-// until late is closed, at the longest.
-func (a *asker) tokens(late <-chan time.Time, path string, body []byte) ([]uint32, error) {
+// until budget ends, at the longest, and asks nothing after that.
+func (a *asker) tokens(budget context.Context, path string, body []byte) ([]uint32, error) {
 	key := sha256.Sum256(append([]byte(path+"\x00"), body...))
 	if tokens, ok := a.remembered(key); ok {
 		a.told(AskRemembered)
 		return tokens, nil
+	}
+	if budget.Err() != nil {
+		return nil, errAskSlow // which an earlier question has told
 	}
 	if !a.allowed() {
 		a.told(AskPaused)
@@ -132,7 +136,10 @@ func (a *asker) tokens(late <-chan time.Time, path string, body []byte) ([]uint3
 			return nil, fmt.Errorf("engine's tokens: %w", got.err)
 		}
 		return got.tokens, nil
-	case <-late:
+	case <-budget.Done():
+		if !errors.Is(budget.Err(), context.DeadlineExceeded) {
+			return nil, errAskLeft
+		}
 		a.settle(errAskSlow)
 		return nil, errAskSlow
 	}

@@ -183,14 +183,14 @@ type scratch struct {
 }
 
 // Pick reads the request, decides where it runs and books it there. The error,
-// if any, is an *epp.Error; nothing is booked then. Only a question to an engine
-// for its tokens may wait, for Options.AskBudget at most.
+// if any, is an *epp.Error; nothing is booked then. Only questions to engines for
+// tokens may wait, until ctx ends and for Options.AskBudget in all at most.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight}
 	pk.Request = epp.Request{
 		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
 	}
-	err := pk.prepare(&in)
+	err := pk.prepare(ctx, &in)
 	if err == nil {
 		err = pk.decide(ctx)
 	} else {
@@ -205,7 +205,7 @@ func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 
 // prepare reads the body, resolves the model, and makes the prompt into block
 // hashes: all that a decision needs of the request itself.
-func (pk *Pick) prepare(in *Incoming) error {
+func (pk *Pick) prepare(ctx context.Context, in *Incoming) error {
 	p, start := pk.owner, pk.owner.opt.Now()
 	pk.BodyEncoding = in.ContentEncoding
 	if len(in.Body) == 0 && in.Method == "GET" {
@@ -226,7 +226,7 @@ func (pk *Pick) prepare(in *Incoming) error {
 	}
 	pk.encode(in, body, plain)
 	read := p.opt.Now()
-	pk.tokenize(body)
+	pk.tokenize(ctx, body)
 	tokenized := p.opt.Now()
 	pk.chain()
 	pk.timings = decision.Timings{Read: read.Sub(start), Tokenize: tokenized.Sub(read), Match: p.opt.Now().Sub(tokenized)}

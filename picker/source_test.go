@@ -175,6 +175,67 @@ func TestSlowEngine(t *testing.T) {
 	})
 }
 
+// TestBudgetIsShared: all questions of a request have one budget together, however
+// many prompts it has and however slow the engine is. What was told within it
+// counts, and what was not asked after it is no fault of the engine.
+func TestBudgetIsShared(t *testing.T) {
+	for _, c := range []struct {
+		slow  time.Duration
+		asked int // of 100 prompts
+		told  int
+	}{{time.Second, 1, 0}, {15 * time.Millisecond, 2, 1}, {6 * time.Millisecond, 4, 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked atomic.Int32
+			ask := func(context.Context, string, []byte) ([]uint32, error) {
+				asked.Add(1)
+				time.Sleep(c.slow)
+				return count(1, 32), nil
+			}
+			p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
+			prompts := `"0"`
+			for i := range 99 {
+				prompts += fmt.Sprintf(`,"%d"`, i+1)
+			}
+			before := time.Now()
+			pk, err := p.post("/v1/completions", `{"model":"tiny","prompt":[`+prompts+`]}`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.Served)
+			if took := time.Since(before); took != picker.DefaultAskBudget || int(asked.Load()) != c.asked || p.last().PromptTokens != 32*c.told {
+				t.Errorf("answers in %v: took %v, %d asked, %d tokens; want %v, %d, %d", c.slow, took, asked.Load(), p.last().PromptTokens, picker.DefaultAskBudget, c.asked, 32*c.told)
+			}
+			time.Sleep(time.Second) // the slow ones end
+		})
+	}
+}
+
+// TestClientLeavesQuestion: a client that leaves ends the wait for its tokens, and
+// is not held against the engine.
+func TestClientLeavesQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := func(ctx context.Context, _ string, _ []byte) ([]uint32, error) {
+			time.Sleep(time.Second)
+			return count(1, 32), nil
+		}
+		p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+		for i := range 4 { // one more than the failures after which a source is left alone
+			ctx, leave := context.WithCancel(t.Context())
+			time.AfterFunc(time.Millisecond, leave)
+			before := time.Now()
+			pk, err := p.Pick(ctx, picker.Incoming{ID: "1", Method: "POST", Path: "/v1/chat/completions", Body: []byte(numbered(i))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.ClientGone)
+			if rec := p.last(); time.Since(before) != time.Millisecond || !strings.Contains(rec.TokenNote, "client left") {
+				t.Errorf("%v, %q", time.Since(before), rec.TokenNote)
+			}
+		}
+		time.Sleep(time.Second)
+	})
+}
+
 // TestEngineHangs: with every question hanging, requests go on at once, and the
 // questions under way are bounded.
 func TestEngineHangs(t *testing.T) {

@@ -1,11 +1,11 @@
 package picker
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"epp.internal/epp"
 	"epp.internal/epp/openai"
@@ -33,10 +33,11 @@ type prompt struct {
 }
 
 // tokenize fills the request's tokens, or notes why it has none.
-func (pk *Pick) tokenize(body *openai.Body) {
+func (pk *Pick) tokenize(ctx context.Context, body *openai.Body) {
 	s, r := pk.s, &pk.Request
 	s.tokens, s.prompts = s.tokens[:0], s.prompts[:0]
-	asked := pk.question()
+	asked, end := pk.question(ctx)
+	defer end()
 	switch {
 	case body.Form == openai.Tokenize || body.Form == openai.Detokenize || body.Form == openai.Other:
 		pk.tokenNote = "a " + body.Form.String() + " request is not tokenized"
@@ -59,25 +60,30 @@ func (pk *Pick) tokenize(body *openai.Body) {
 	}
 }
 
-// question returns what asks an engine for tokens within the request's budget,
-// which all of its questions share, or nil where no engine can be asked.
-func (pk *Pick) question() func(path string, body []byte) ([]uint32, error) {
+// ask has an engine tokenize the body of a request to path.
+type ask func(path string, body []byte) ([]uint32, error)
+
+// question returns what asks an engine for tokens, or nil where no engine can be
+// asked. The request's budget begins with the first question, and all share it.
+// end frees what it holds.
+func (pk *Pick) question(ctx context.Context) (_ ask, end func()) {
 	a := pk.owner.asker
 	if a == nil {
-		return nil
+		return nil, func() {}
 	}
-	var late <-chan time.Time
+	var budget context.Context
+	end = func() {}
 	return func(path string, body []byte) ([]uint32, error) {
-		if late == nil {
-			late = time.After(a.budget)
+		if budget == nil {
+			budget, end = context.WithTimeout(ctx, a.budget)
 		}
-		return a.tokens(late, path, body)
-	}
+		return a.tokens(budget, path, body)
+	}, func() { end() }
 }
 
 // tokenizePrompts tokenizes prompts one by one. What has no tokens is left out of
 // the match, on both sides of the ratio.
-func (pk *Pick) tokenizePrompts(body *openai.Body, ask func(string, []byte) ([]uint32, error)) {
+func (pk *Pick) tokenizePrompts(body *openai.Body, ask ask) {
 	s, r := pk.s, &pk.Request
 	var missing int
 	var reason string
@@ -108,7 +114,7 @@ func (pk *Pick) tokenizePrompts(body *openai.Body, ask func(string, []byte) ([]u
 
 // tokenizePrompt appends one prompt's tokens and says where they come from, or
 // why there are none.
-func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask func(string, []byte) ([]uint32, error)) (source epp.TokenSource, why string) {
+func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask ask) (source epp.TokenSource, why string) {
 	s, t := pk.s, pk.owner.opt.Tokenizer
 	bare, ok := body.Root.Get("add_special_tokens").Truth()
 	bare = !bare && body.Root.Get("add_special_tokens").Kind() > openai.Null // given, and false
@@ -140,7 +146,7 @@ func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask func(str
 }
 
 // tokenizeChat tokenizes a chat, or what an engine makes a chat of.
-func (pk *Pick) tokenizeChat(body *openai.Body, ask func(string, []byte) ([]uint32, error)) {
+func (pk *Pick) tokenizeChat(body *openai.Body, ask ask) {
 	s, r, t := pk.s, &pk.Request, pk.owner.opt.Tokenizer
 	if t == nil && ask == nil {
 		pk.tokenNote = "no tokenizer is configured"
