@@ -69,12 +69,14 @@ type Options struct {
 	// Tokenizer makes prompts into tokens. Nil: AskEngine is asked, and where
 	// that is nil too no prompt matches unless the client sends token IDs.
 	Tokenizer Tokenizer
-	// AskEngine has an engine tokenize the body of a request to path, "/tokenize"
+	// AskEngine has the engine at an endpoint tokenize the body of a request to path, "/tokenize"
 	// or "/v1/chat/completions/render", where Tokenizer is nil or says
 	// [chat.ErrNotRenderable]. It is called by many goroutines; a request waits
 	// for it no longer than AskBudget, default DefaultAskBudget, whatever it does.
-	// An *epp.Error of kind BadRequest says that the engine refuses the request.
-	AskEngine func(ctx context.Context, path string, body []byte) ([]uint32, error)
+	// An *epp.Error of kind BadRequest says that the engine refuses the request, one of
+	// kind NotFound that it has no such path or no such model. The endpoint is a healthy
+	// one of the target's, and another where the last one failed.
+	AskEngine func(ctx context.Context, at epp.Endpoint, path string, body []byte) ([]uint32, error)
 	AskBudget time.Duration
 	// Learn is the approximate mode, for endpoints that tell nothing of their
 	// caches, and for prompts of which no endpoint can tell: a prompt counts as

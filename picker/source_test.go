@@ -41,7 +41,7 @@ func TestEngineTokens(t *testing.T) {
 	var asked atomic.Int32
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
-	ask := func(ctx context.Context, path string, body []byte) ([]uint32, error) {
+	ask := func(ctx context.Context, _ epp.Endpoint, path string, body []byte) ([]uint32, error) {
 		asked.Add(1)
 		req, err := http.NewRequestWithContext(ctx, "POST", e.URL()+path, strings.NewReader(string(body)))
 		if err != nil {
@@ -103,7 +103,7 @@ func TestEngineTokens(t *testing.T) {
 // TestAskPath: what /tokenize does not know goes to /render.
 func TestAskPath(t *testing.T) {
 	var paths []string
-	ask := func(_ context.Context, path string, _ []byte) ([]uint32, error) {
+	ask := func(_ context.Context, _ epp.Endpoint, path string, _ []byte) ([]uint32, error) {
 		paths = append(paths, path)
 		return []uint32{1}, nil
 	}
@@ -131,7 +131,7 @@ func TestSlowEngine(t *testing.T) {
 		var slow atomic.Int64
 		slow.Store(int64(100 * time.Millisecond))
 		var asked atomic.Int32
-		ask := func(ctx context.Context, _ string, _ []byte) ([]uint32, error) {
+		ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 			asked.Add(1)
 			time.Sleep(time.Duration(slow.Load())) // whatever ctx says
 			return count(1, 32), nil
@@ -186,7 +186,7 @@ func TestBudgetIsShared(t *testing.T) {
 	}{{time.Second, 1, 0}, {15 * time.Millisecond, 2, 1}, {6 * time.Millisecond, 4, 3}} {
 		synctest.Test(t, func(t *testing.T) {
 			var asked atomic.Int32
-			ask := func(context.Context, string, []byte) ([]uint32, error) {
+			ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 				asked.Add(1)
 				time.Sleep(c.slow)
 				return count(1, 32), nil
@@ -214,7 +214,7 @@ func TestBudgetIsShared(t *testing.T) {
 // is not held against the engine.
 func TestClientLeavesQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ask := func(ctx context.Context, _ string, _ []byte) ([]uint32, error) {
+		ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 			time.Sleep(time.Second)
 			return count(1, 32), nil
 		}
@@ -242,7 +242,7 @@ func TestEngineHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asking atomic.Int32
 		release := make(chan struct{})
-		ask := func(context.Context, string, []byte) ([]uint32, error) {
+		ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 			asking.Add(1)
 			<-release
 			return nil, errors.New("too late")
@@ -277,7 +277,7 @@ func TestEngineHangs(t *testing.T) {
 // for the next one.
 func TestEngineRefuses(t *testing.T) {
 	asked := 0
-	ask := func(context.Context, string, []byte) ([]uint32, error) {
+	ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 		asked++
 		return nil, epp.Errorf(epp.BadRequest, "bad", "context too long")
 	}
@@ -291,6 +291,72 @@ func TestEngineRefuses(t *testing.T) {
 	}
 	if rec := p.last(); asked != 10 || !strings.Contains(rec.TokenNote, "context too long") {
 		t.Errorf("asked %d times, %q", asked, rec.TokenNote)
+	}
+}
+
+// TestQuestionsGoWhereTheModelIs: of three endpoints with models of their own, those
+// are asked that list the request's; one whose answers are broken is avoided as long
+// as another has the model, and holds up nobody else's questions.
+func TestQuestionsGoWhereTheModelIs(t *testing.T) {
+	var asked []string
+	broken := ""
+	ask := func(_ context.Context, at epp.Endpoint, _ string, _ []byte) ([]uint32, error) {
+		asked = append(asked, at.Name)
+		if strings.Contains(broken, at.Name) {
+			return nil, epp.Errorf(epp.NotFound, "no_tokens", "no such path")
+		}
+		return count(1, 32), nil
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a", "b", "c")
+	p.members["a"].Models([]epp.Model{{Name: "tiny"}})
+	p.members["b"].Models([]epp.Model{{Name: "tiny"}})
+	p.members["c"].Models([]epp.Model{{Name: "other"}})
+	i := 0
+	step := func(model string, times int, want string, source epp.TokenSource) {
+		t.Helper()
+		asked = nil
+		for range times {
+			i++
+			pk, err := p.post("/v1/chat/completions", strings.Replace(numbered(i), "tiny", model, 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.ClientGone)
+		}
+		if got := strings.Join(asked, ""); got != want || p.last().TokenSource != source {
+			t.Errorf("%s: asked %q, the last one's tokens from %v, %q; want %q, %v", model, got, p.last().TokenSource, p.last().TokenNote, want, source)
+		}
+	}
+	step("tiny", 4, "baba", epp.EngineTokens)
+	step("other", 2, "cc", epp.EngineTokens)
+	broken = "a"
+	step("tiny", 6, "abbbbb", epp.EngineTokens)
+	broken = "ab"
+	step("tiny", 6, "babab", epp.NoTokens) // three failures each, the first of a's above
+	step("other", 1, "c", epp.EngineTokens)
+	p.pass(5 * time.Second)
+	broken = "a"
+	step("tiny", 3, "abb", epp.EngineTokens)
+}
+
+// TestUnknownModelIsNoFault: an engine whose list is not known may not have the
+// model. That it says so is no reason to leave it alone.
+func TestUnknownModelIsNoFault(t *testing.T) {
+	asked := 0
+	ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
+		asked++
+		return nil, epp.Errorf(epp.NotFound, "no_tokens", "no such model")
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+	for i := range 10 {
+		pk, err := p.post("/v1/chat/completions", numbered(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pk.End(picker.ClientGone)
+	}
+	if asked != 10 {
+		t.Errorf("asked %d times, want 10", asked)
 	}
 }
 

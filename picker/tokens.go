@@ -77,7 +77,7 @@ func (pk *Pick) question(ctx context.Context) (_ ask, end func()) {
 		if budget == nil {
 			budget, end = context.WithTimeout(ctx, a.budget)
 		}
-		return a.tokens(budget, path, body)
+		return a.tokens(budget, pk.Request.Target, path, body)
 	}, func() { end() }
 }
 

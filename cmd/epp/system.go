@@ -171,20 +171,9 @@ func (s *system) models() []epp.Model {
 	return list
 }
 
-// askEngine has the healthy endpoint with the least of our requests tokenize a
-// prompt.
-func (s *system) askEngine(ctx context.Context, path string, body []byte) ([]uint32, error) {
-	best := -1
-	states := s.fleet.Snapshot()
-	for i := range states {
-		if sig := &states[i].Signals; sig.Health >= route.HealthCutoff && (best < 0 || sig.InFlight < states[best].Signals.InFlight) {
-			best = i
-		}
-	}
-	if best < 0 {
-		return nil, errors.New("no endpoint is healthy")
-	}
-	return scrape.Tokens(ctx, s.client, states[best].Endpoint.Address, path, body)
+// askEngine has an endpoint tokenize a prompt.
+func (s *system) askEngine(ctx context.Context, at epp.Endpoint, path string, body []byte) ([]uint32, error) {
+	return scrape.Tokens(ctx, s.client, at.Address, path, body)
 }
 
 // snapshot is what the metrics page shows of the moment.
