@@ -79,6 +79,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
 	v.size("limits.bodyBytes", c.Limits.BodyBytes, 1<<10, 1<<30)
+	v.size("limits.promptBytes", c.Limits.PromptBytes, 64<<10, 1<<30)
 	v.size("limits.bodiesBytes", c.Limits.BodiesBytes, max(1<<20, c.Limits.BodyBytes), 1<<40)
 	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
 	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)

@@ -69,6 +69,9 @@ type Options struct {
 	// Tokenizer makes prompts into tokens. Nil: AskEngine is asked, and where
 	// that is nil too no prompt matches unless the client sends token IDs.
 	Tokenizer Tokenizer
+	// MaxPromptBytes bounds the text that is tokenized of a request, default
+	// DefaultMaxPromptBytes. A longer one has no tokens.
+	MaxPromptBytes int
 	// AskEngine has the engine at an endpoint tokenize the body of a request to path, "/tokenize"
 	// or "/v1/chat/completions/render", where Tokenizer is nil or says
 	// [chat.ErrNotRenderable]. It is called by many goroutines; a request waits
@@ -126,6 +129,7 @@ type Picker struct {
 	scratch sync.Pool // of *scratch
 	reader  *openai.Reader
 	decoder decoder
+	turns   turns
 	asker   *asker   // nil: no engine is asked
 	learned *learned // nil: nothing is learned from our own picks
 	recent  recent
@@ -149,9 +153,10 @@ func New(opt Options) *Picker {
 		opt.Seed = rand.Uint64
 	}
 	opt.AskBudget = cmp.Or(opt.AskBudget, DefaultAskBudget)
+	opt.MaxPromptBytes = cmp.Or(opt.MaxPromptBytes, DefaultMaxPromptBytes)
 	opt.LearnTTL = cmp.Or(opt.LearnTTL, DefaultLearnTTL)
 	opt.LearnBlocks = cmp.Or(opt.LearnBlocks, DefaultLearnBlocks)
-	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt), reader: openai.NewReader(openai.ReaderBytes)}
+	p := &Picker{opt: opt, turns: newTurns(), asker: newAsker(&opt), learned: newLearned(&opt), reader: openai.NewReader(openai.ReaderBytes)}
 	p.decoder.each = cmp.Or(opt.MaxDecodedBytes, DefaultMaxDecodedBytes)
 	p.decoder.total = cmp.Or(opt.MaxDecodedBytesTotal, DefaultMaxDecodedBytesTotal)
 	p.joinsParts = sync.OnceValue(p.templateJoinsParts)
@@ -186,7 +191,8 @@ type scratch struct {
 
 // Pick reads the request, decides where it runs and books it there. The error,
 // if any, is an *epp.Error; nothing is booked then. Only questions to engines for
-// tokens may wait, until ctx ends and for Options.AskBudget in all at most.
+// tokens may wait, until ctx ends and for Options.AskBudget in all at most, and
+// prompts of more than 256 KiB for each other.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight}
 	pk.Request = epp.Request{

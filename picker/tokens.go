@@ -48,9 +48,9 @@ func (pk *Pick) tokenize(ctx context.Context, body *openai.Body) {
 		r.Tokens, r.TokenSource = pk.promptTokens, epp.SentTokens
 		return
 	case body.Form == openai.Completions || body.Form == openai.Rerank || len(body.Prompts) > 0:
-		pk.tokenizePrompts(body, asked)
+		pk.tokenizePrompts(ctx, body, asked)
 	default:
-		pk.tokenizeChat(body, asked)
+		pk.tokenizeChat(ctx, body, asked)
 	}
 	if r.TokenSource != epp.NoTokens {
 		pk.promptTokens = s.tokens
@@ -72,24 +72,34 @@ func (pk *Pick) question(ctx context.Context) (_ ask, end func()) {
 		return nil, func() {}
 	}
 	var budget context.Context
-	end = func() {}
+	stop := func() {}
 	return func(path string, body []byte) ([]uint32, error) {
 		if budget == nil {
-			budget, end = context.WithTimeout(ctx, a.budget)
+			budget, stop = context.WithTimeout(ctx, a.budget)
 		}
 		return a.tokens(budget, pk.Request.Target, path, body)
-	}, func() { end() }
+	}, func() { stop() }
 }
 
 // tokenizePrompts tokenizes prompts one by one. What has no tokens is left out of
 // the match, on both sides of the ratio.
-func (pk *Pick) tokenizePrompts(body *openai.Body, ask ask) {
+func (pk *Pick) tokenizePrompts(ctx context.Context, body *openai.Body, ask ask) {
 	s, r := pk.s, &pk.Request
+	done, why := pk.owner.turns.take(ctx, body.TextBytes(nil), pk.owner.opt.MaxPromptBytes)
+	defer done()
+	if why != "" {
+		pk.tokenNote = why
+		return
+	}
 	var missing int
 	var reason string
 	for i := range body.Prompts {
+		if ctx.Err() != nil {
+			missing, reason = missing+len(body.Prompts)-i, "the client left"
+			break
+		}
 		if i == maxPrompts {
-			missing, reason = len(body.Prompts)-maxPrompts, fmt.Sprintf("only the first %d are matched", maxPrompts)
+			missing, reason = missing+len(body.Prompts)-maxPrompts, fmt.Sprintf("only the first %d are matched", maxPrompts)
 			break
 		}
 		source, why := pk.tokenizePrompt(body, &body.Prompts[i], ask)
@@ -146,7 +156,7 @@ func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask ask) (so
 }
 
 // tokenizeChat tokenizes a chat, or what an engine makes a chat of.
-func (pk *Pick) tokenizeChat(body *openai.Body, ask ask) {
+func (pk *Pick) tokenizeChat(ctx context.Context, body *openai.Body, ask ask) {
 	s, r, t := pk.s, &pk.Request, pk.owner.opt.Tokenizer
 	if t == nil && ask == nil {
 		pk.tokenNote = "no tokenizer is configured"
@@ -161,7 +171,14 @@ func (pk *Pick) tokenizeChat(body *openai.Body, ask ask) {
 		pk.tokenNote = "not a chat that can be rendered here: " + err.Error()
 		return
 	}
-	if media := c.Media(); len(media) > 0 {
+	media := c.Media()
+	done, why := pk.owner.turns.take(ctx, c.TextBytes(media), pk.owner.opt.MaxPromptBytes)
+	defer done()
+	if why != "" {
+		pk.tokenNote = why
+		return
+	}
+	if len(media) > 0 {
 		pk.tokenizeMedia(c, media)
 		return
 	}

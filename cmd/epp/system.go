@@ -86,7 +86,8 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	}
 	s.picker = picker.New(picker.Options{
 		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
-		Learn: cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
+		MaxPromptBytes: int(cfg.Limits.PromptBytes),
+		Learn:          cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
 		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
 		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes), ForwardEncoded: cfg.ForwardEncoded,
 		Hooks: picker.Hooks{
