@@ -70,6 +70,7 @@ func TestEngineTokens(t *testing.T) {
 		for i, c := range []struct{ path, body string }{
 			{"/v1/chat/completions", askedChat},
 			{"/v1/chat/completions", askedChat}, // remembered
+			{"/v1/chat/completions", strings.TrimSuffix(askedChat, "}") + `,"max_tokens":7,"temperature":0.1,"stream":true,"seed":4,"user":"another"}`},
 			{"/v1/chat/completions", strings.Replace(askedChat, "tiny", "alias", 1)},
 			{"/v1/messages", `{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":[{"type":"text","text":"what is the answer to everything?"}]}]}`},
 		} {
@@ -84,7 +85,7 @@ func TestEngineTokens(t *testing.T) {
 			pk.End(picker.Served)
 		}
 		if n := asked.Load(); n != 1 {
-			t.Errorf("%s: the engine was asked %d times, and all four are the same question", name, n)
+			t.Errorf("%s: the engine was asked %d times, and all five are the same question", name, n)
 		}
 	}
 	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
@@ -102,21 +103,26 @@ func TestEngineTokens(t *testing.T) {
 
 // TestAskPath: what /tokenize does not know goes to /render.
 func TestAskPath(t *testing.T) {
-	var paths []string
+	var paths []string // of the question for one request
 	ask := func(_ context.Context, _ epp.Endpoint, path string, _ []byte) ([]uint32, error) {
 		paths = append(paths, path)
 		return []uint32{1}, nil
 	}
 	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
-	for _, more := range []string{"", `,"reasoning_effort":"none"`, `,"reasoning_effort":null`} {
-		pk, err := p.post("/v1/chat/completions", strings.TrimSuffix(askedChat, "}")+more+"}")
+	tests := []struct{ more, path string }{{"", "/tokenize"}, {`,"tools":[]`, "/tokenize"}}
+	for _, key := range []string{"reasoning_effort", "documents", "truncate_prompt_tokens", "prompt_embeds", "kv_transfer_params"} {
+		tests = append(tests, struct{ more, path string }{`,"` + key + `":"x"`, "/v1/chat/completions/render"}, struct{ more, path string }{`,"` + key + `":null`, "/tokenize"})
+	}
+	for _, c := range tests {
+		paths = nil
+		pk, err := p.post("/v1/chat/completions", strings.TrimSuffix(askedChat, "}")+c.more+"}")
 		if err != nil {
 			t.Fatal(err)
 		}
 		pk.End(picker.Served)
-	}
-	if got := strings.Join(paths, " "); got != "/tokenize /v1/chat/completions/render /tokenize" {
-		t.Errorf("asked %s", got)
+		if got := strings.Join(paths, " "); got != c.path {
+			t.Errorf("%s: asked %q, want %s", c.more, got, c.path)
+		}
 	}
 }
 

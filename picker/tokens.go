@@ -196,7 +196,7 @@ func (pk *Pick) tokenizeChat(ctx context.Context, body *openai.Body, ask ask) {
 			return
 		}
 	}
-	tokens, err := ask(askPath(c), c.WithModel(r.Target))
+	tokens, err := ask(askPath(c), c.Question(r.Target))
 	if err != nil {
 		pk.tokenNote = reason + "; " + err.Error()
 		return
