@@ -112,6 +112,7 @@ func (pk *Pick) tokenizePrompts(ctx context.Context, body *openai.Body, ask ask)
 			r.TokenSource = source
 		}
 	}
+	pk.partial = missing > 0 || body.Form == openai.Rerank // which joins its pairs in ways of its own
 	switch {
 	case len(body.Prompts) == 0:
 		pk.tokenNote = "the body has no text to tokenize"
@@ -260,7 +261,7 @@ func (pk *Pick) tokenizeMedia(c *openai.Body, media []openai.Media) {
 	}
 	s.tokens = tokens
 	s.prompts = append(s.prompts, prompt{end: len(tokens), media: media[0].ID, mediaAt: at})
-	pk.Request.TokenSource = epp.LocalTokens
+	pk.Request.TokenSource, pk.partial = epp.LocalTokens, true
 	pk.tokenNote = fmt.Sprintf("%d media by reference: exact up to token %d, from there on known by our own picks alone", len(media), at)
 }
 
