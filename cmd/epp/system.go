@@ -72,6 +72,11 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		w.changed = func() {}
 	}
 	s := &system{cfg: cfg, log: log, watch: w, client: scrape.Client(nil), ring: decision.NewRing(int(cfg.Limits.RingBytes))}
+	if cfg.TLS.Cert != "" {
+		if _, err := extproc.ServerTLS(cfg.TLS.Cert, cfg.TLS.Key, log); err != nil {
+			return nil, fmt.Errorf("tls.cert, tls.key: %w", err)
+		}
+	}
 	var err error
 	if s.policy, err = route.New(cfg.Settings(staleAfter(cfg))); err != nil {
 		return nil, err
