@@ -294,6 +294,9 @@ type Timeouts struct {
 type Limits struct {
 	// BodyBytes is the longest request body, decompressed. Default 16MiB, range 1KiB–1GiB.
 	BodyBytes Bytes `json:"bodyBytes"`
+	// PromptBytes is the longest text of a request that is tokenized; a longer one is
+	// routed without its tokens. Default 4MiB, range 64KiB–1GiB.
+	PromptBytes Bytes `json:"promptBytes"`
 	// BodiesBytes is the most that the bodies of all requests in flight may take
 	// together. Default 1GiB, range 1MiB–1TiB, at least BodyBytes.
 	BodiesBytes Bytes `json:"bodiesBytes"`
@@ -354,6 +357,7 @@ func Default() *Config {
 		Timeouts:    Timeouts{Answer: Duration{10 * time.Minute}, Drain: Duration{10 * time.Second}, Finish: Duration{time.Minute}},
 		Limits: Limits{
 			BodyBytes:   16 << 20,
+			PromptBytes: 4 << 20,
 			BodiesBytes: 1 << 30,
 			HeaderBytes: 64 << 10,
 			IndexBytes:  1 << 30,

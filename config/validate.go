@@ -44,7 +44,11 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.pool(c)
 	v.weights(c.Weights, append(slices.Clone(builtinScorers), custom...))
 	v.models(c.Models)
-	if c.DefaultModel != "" {
+	switch c.DefaultModel {
+	case "":
+	case CatchAll:
+		v.fault("defaultModel", "\"*\" is no model; name one that the endpoints list")
+	default:
 		v.name("defaultModel", c.DefaultModel)
 	}
 
@@ -84,6 +88,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
 	v.size("limits.bodyBytes", c.Limits.BodyBytes, 1<<10, 1<<30)
+	v.size("limits.promptBytes", c.Limits.PromptBytes, 64<<10, 1<<30)
 	v.size("limits.bodiesBytes", c.Limits.BodiesBytes, max(1<<20, c.Limits.BodyBytes), 1<<40)
 	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
 	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)
@@ -310,20 +315,28 @@ func (v *validator) models(models []Model) {
 		if m.Name == CatchAll && m.Target == "" {
 			v.fault(at+".target", "is empty; \"*\" needs the name that unknown names lead to")
 		}
-		if m.Target != "" {
+		if m.Target == CatchAll {
+			v.fault(at+".target", "\"*\" is no model; name one that the endpoints list")
+		} else if m.Target != "" {
 			v.name(at+".target", m.Target)
 		}
 	}
 }
 
-// eventSource refuses a cache scorer that waits for events nobody sends.
+// eventSource refuses a cache scorer that waits for events nobody sends, and sources
+// of events that are not read or are another's.
 func (v *validator) eventSource(c *Config) {
+	if c.Cache.Source == CacheOwn {
+		v.unheard(c)
+		return
+	}
 	if c.KVEvents.ReplayPort != 0 && c.KVEvents.Port == 0 {
 		v.fault("kvEvents.replayPort", "%d has no events to replay; set kvEvents.port too", c.KVEvents.ReplayPort)
 	}
-	if c.Cache.Source == CacheOwn {
-		v.unheard(c)
+	if c.KVEvents.Discover && c.KVEvents.Port != 0 {
+		v.fault("kvEvents.discover", "is not read beside kvEvents.port, which is every endpoint's; remove one or the other")
 	}
+	v.eventSockets(c)
 	if c.Cache.Source != CacheEvents || c.KVEvents.Port != 0 || c.KVEvents.Discover {
 		return
 	}
@@ -335,11 +348,42 @@ func (v *validator) eventSource(c *Config) {
 	}
 }
 
+// eventSockets refuses one socket of events for two endpoints: what one engine has
+// cached would count as the other's too.
+func (v *validator) eventSockets(c *Config) {
+	taken := map[netip.AddrPort]int{}
+	for i, e := range c.Pool.Endpoints {
+		path, socket, err := fmt.Sprintf("pool.endpoints[%d].events", i), netip.AddrPort{}, error(nil)
+		switch {
+		case e.Events != "":
+			socket, err = netip.ParseAddrPort(e.Events)
+		case c.KVEvents.Port > 0 && c.KVEvents.Port <= math.MaxUint16:
+			path = "kvEvents.port"
+			socket, err = netip.ParseAddrPort(e.Address)
+			socket = netip.AddrPortFrom(socket.Addr(), uint16(c.KVEvents.Port))
+		default:
+			continue
+		}
+		if err != nil {
+			continue // which is a fault of its own
+		}
+		socket = netip.AddrPortFrom(socket.Addr().Unmap(), socket.Port())
+		if j, twice := taken[socket]; twice {
+			v.fault(path, "%s is the event socket of pool.endpoints[%d] and of pool.endpoints[%d]; give each the events of its own engine", quote(socket.String()), j, i)
+			continue
+		}
+		taken[socket] = i
+	}
+}
+
 // unheard refuses sources of events that cache.source "own" leaves unread.
 func (v *validator) unheard(c *Config) {
 	const text = "is set, but cache.source \"own\" reads no events; remove it, or use cache.source: auto"
 	if c.KVEvents.Port != 0 {
 		v.fault("kvEvents.port", text)
+	}
+	if c.KVEvents.ReplayPort != 0 {
+		v.fault("kvEvents.replayPort", text)
 	}
 	if c.KVEvents.Discover {
 		v.fault("kvEvents.discover", text)

@@ -57,6 +57,7 @@ type Table struct {
 	models   map[string]epp.Model
 	resident map[string]epp.Slots
 	serves   epp.Slots // scratch: what the view of the running Pick shows
+	asked    int       // place of the one that Asked chose last
 
 	ledger ledger
 

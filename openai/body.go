@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -269,6 +270,37 @@ func (b *Body) WithModel(name string) []byte {
 	out = append(out, b.src[:from]...)
 	out = append(out, quoted...)
 	return append(out, b.src[to:]...)
+}
+
+// answerFields are the members of a chat's body that say how it is answered, and
+// nothing of its prompt. Members that are not among them may decide tokens.
+//
+// Source: vLLM, ChatCompletionRequest; OpenAI's API.
+var answerFields = [...]string{
+	"allowed_token_ids", "bad_words", "best_of", "cache_salt", "frequency_penalty", "ignore_eos", "include_stop_str_in_output",
+	"length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "metadata", "min_p", "min_tokens", "n",
+	"parallel_tool_calls", "presence_penalty", "priority", "prompt_cache_key", "prompt_logprobs", "repetition_penalty",
+	"request_id", "return_token_ids", "safety_identifier", "seed", "service_tier", "skip_special_tokens",
+	"spaces_between_special_tokens", "stop", "stop_token_ids", "store", "stream", "stream_options", "temperature", "top_k",
+	"top_logprobs", "top_p", "use_beam_search", "user",
+}
+
+// Question returns the body of a chat for an engine that is asked for its tokens:
+// another model's name, and of the other members those that may decide tokens, in
+// their order. Requests that differ in the answer they want ask the same.
+func (b *Body) Question(model string) []byte {
+	out := append(make([]byte, 0, len(b.src)), `{"model":`...)
+	out = append(out, quote(model)...)
+	for key, v := range b.Root.Members() {
+		if key == "model" || slices.Contains(answerFields[:], key) {
+			continue
+		}
+		out = append(out, ',')
+		out = append(out, quote(key)...)
+		out = append(out, ':')
+		out = append(out, v.Raw()...)
+	}
+	return append(out, '}')
 }
 
 // quote returns s as a JSON string.

@@ -174,6 +174,43 @@ func TestMedia(t *testing.T) {
 	}
 }
 
+// A uuid names media, whether its data is sent, sent otherwise or left out; it is
+// not the same for an image and for a sound. Without one, null is nothing.
+func TestMediaByUUID(t *testing.T) {
+	ids := func(part string) string {
+		b, err := openai.Read("/v1/chat/completions", []byte(`{"model":"m","messages":[{"role":"user","content":[`+part+`]}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all string
+		for _, m := range b.Media() {
+			all += m.ID
+		}
+		return all
+	}
+	first := ids(`{"type":"image_url","image_url":{"url":"http://h/1.png"},"uuid":"u"}`)
+	for part, same := range map[string]bool{
+		`{"type":"image_url","image_url":null,"uuid":"u"}`:                                       true,
+		`{"image_url":null,"uuid":"u"}`:                                                          true,
+		`{"type":"image_url","image_url":{"url":"http://h/2.png"},"uuid":"u"}`:                   true,
+		`{"type":"image_url","image_url":{},"uuid":"u","video_url":{"url":"http://h/1.png"}}`:    true,
+		`{"type":"image_url","image_url":{"url":"http://h/1.png"},"uuid":"v"}`:                   false,
+		`{"type":"image_url","image_url":{"url":"http://h/1.png"}}`:                              false,
+		`{"type":"image_pil","image_pil":null,"uuid":"u"}`:                                       false,
+		`{"type":"audio_url","audio_url":null,"uuid":"u"}`:                                       false,
+		`{"type":"image_url","image_url":null,"uuid":null,"video_url":{"url":"http://h/1.png"}}`: false,
+	} {
+		if id := ids(part); len(id) != 32 || (id == first) != same {
+			t.Errorf("%s: ID %q, the first one's is %q", part, id, first)
+		}
+	}
+	for _, part := range []string{`{"type":"image_url","image_url":null}`, `{"type":"text","text":"a","uuid":"u"}`, `{"type":"image_url","image_url":null,"uuid":7}`} {
+		if id := ids(part); id != "" {
+			t.Errorf("%s: ID %q", part, id)
+		}
+	}
+}
+
 // Whatever the bytes are, what is made of them is a chat that can be read, and
 // its media can be taken out of it.
 func FuzzAsChat(f *testing.F) {

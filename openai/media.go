@@ -19,10 +19,11 @@ type Media struct {
 	first      uint32 // where the message's content begins, behind its bracket
 }
 
-// mediaKeys are the members by which a content part refers to media.
+// mediaKeys are the members by which a content part refers to media, in the order
+// in which an engine looks for them.
 //
-// Source: vLLM, MM_PARSER_MAP in renderers/chat_utils.py.
-var mediaKeys = [...]string{"image_url", "input_audio", "audio_url", "video_url", "image_embeds", "audio_embeds", "video_embeds"}
+// Source: vLLM, MM_PARSER_MAP and _parse_chat_message_content_mm_part.
+var mediaKeys = [...]string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "audio_url", "input_audio", "video_url"}
 
 // Media returns the media of a body of form Chat, in order.
 func (b *Body) Media() []Media {
@@ -45,15 +46,17 @@ func (b *Body) Media() []Media {
 	return found
 }
 
-// mediaID returns the ID of a content part, and whether it refers to media.
+// mediaID returns the ID of a content part, and whether it refers to media. With a
+// uuid, the client's own name for it, the data may be null: the engine has it.
 func mediaID(part Value) (string, bool) {
+	id := part.Get("uuid")
 	for _, key := range mediaKeys {
 		v := part.Get(key)
-		if v.Kind() <= Null {
+		if v.Kind() == Missing || v.Kind() == Null && id.Kind() != String {
 			continue
 		}
-		if id := part.Get("uuid"); id.Kind() == String {
-			v = id // the client's own name for it; the data may be left out
+		if id.Kind() == String {
+			v = id
 		} else if url := v.Get("url"); url.Kind() == String {
 			v = url
 		}

@@ -372,3 +372,17 @@ func ExampleRead() {
 	// sql Hi
 	// {"model":"sql-v2", "messages":[{"role":"user","content":"Hi"}], "top_k": 1.0}
 }
+
+// TestQuestion: what an engine is asked for a chat's tokens keeps all that may decide
+// them and drops what says how it is answered.
+func TestQuestion(t *testing.T) {
+	b, err := openai.Read("/v1/chat/completions", []byte(`{ "temperature": 0.7, "messages":[{"role":"user","content":"a\u00e9"}], "stream":true,"model":"alias","max_tokens":7,
+		"tools" : [ {"type":"function"} ],"chat_template_kwargs":{"enable_thinking":false},"user":"u","unheard_of":[1,2] }`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"model":"tiny","messages":[{"role":"user","content":"a\u00e9"}],"tools":[ {"type":"function"} ],"chat_template_kwargs":{"enable_thinking":false},"unheard_of":[1,2]}`
+	if got := string(b.Question("tiny")); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}

@@ -17,6 +17,23 @@ type Prompt struct {
 	Opaque     bool
 }
 
+// TextBytes is how many bytes of text are to be tokenized, at most: those of the
+// prompts, or of a body without prompts all but its media, which are media.
+func (b *Body) TextBytes(media []Media) int {
+	n := 0
+	for i := range b.Prompts {
+		n += len(b.Prompts[i].Text) + len(b.Prompts[i].Pair)
+	}
+	if len(b.Prompts) > 0 {
+		return n
+	}
+	n = len(b.src)
+	for _, m := range media {
+		n -= int(m.end - m.start)
+	}
+	return n
+}
+
 // readPrompts reads the prompt of a completion: a string, a list of token IDs, or
 // a list of either. A body with prompt_embeds needs none.
 func (b *Body) readPrompts() *epp.Error {

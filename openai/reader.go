@@ -40,15 +40,16 @@ func NewReader(bytes int) *Reader {
 }
 
 // find returns the string that rest begins with, if it was read before and its end
-// is there, and the hash to remember it by if not.
+// is there, and the hash to remember it by if not. A free way may stand before
+// taken ones: what it had was forgotten.
 func (r *Reader) find(rest []byte) (found *longString, hash uint64) {
 	hash = maphash.Bytes(r.seed, rest[:headBytes])
 	for way := range uint64(ways) {
-		found, taken := r.long.Find(hash+way, func(s *longString) bool {
+		found, _ := r.long.Find(hash+way, func(s *longString) bool {
 			n := len(s.raw)
 			return n < len(rest) && rest[n] == '"' && string(rest[:n]) == s.raw
 		})
-		if found != nil || !taken {
+		if found != nil {
 			return found, hash
 		}
 	}

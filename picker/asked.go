@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/fleet"
 )
 
 // The defaults and bounds of asking an engine for tokens.
@@ -18,7 +19,7 @@ const (
 	DefaultAskBudget = 20 * time.Millisecond
 
 	// askTimeout is how long an answer is waited for behind the request's back:
-	// one that comes too late for it is remembered for the conversation's next.
+	// one that comes too late for it is remembered for the next with this prompt.
 	askTimeout = 2 * time.Second
 	// maxAsking bounds the questions under way. A guess: an engine tokenizes in
 	// its API process, and more would queue there.
@@ -27,8 +28,8 @@ const (
 	maxAskedBytes = 16 << 20
 	// askedOverhead is what an entry takes beside its tokens.
 	askedOverhead = 200
-	// askFailures in a row, slow answers among them, leave the source alone for
-	// askPause, twice as long each further time, up to maxAskPause.
+	// askFailures of an endpoint in a row, slow answers among them, leave it alone
+	// for askPause, twice as long each further time, up to maxAskPause.
 	askFailures = 3
 	askPause    = 5 * time.Second
 	maxAskPause = time.Minute
@@ -37,8 +38,10 @@ const (
 // The reasons for which no engine's tokens were had, beside the engine's own.
 var (
 	errAskSlow  = errors.New("engine's tokens did not come within the budget")
+	errAskLeft  = errors.New("the client left before an engine told the tokens")
 	errAskBusy  = errors.New("too many questions to engines are under way")
 	errAskAlone = errors.New("engine's tokens failed or were slow before: it is left alone for a while")
+	errAskNone  = errors.New("no healthy endpoint lists the model, so none is asked")
 )
 
 // AskResult says how a question for an engine's tokens ended.
@@ -55,22 +58,31 @@ const (
 	AskFailed     AskResult = "failed"     // no engine, no such path, or a broken answer
 )
 
-// asker has prompts tokenized by an engine. A request waits for it at most its
-// budget, whatever the engine does.
+// asker has prompts tokenized by engines. A request waits for them at most its
+// budget, whatever they do.
+//
+// Lock order: mu, then the fleet's.
 type asker struct {
-	ask    func(ctx context.Context, path string, body []byte) ([]uint32, error)
+	ask    func(ctx context.Context, at epp.Endpoint, path string, body []byte) ([]uint32, error)
+	fleet  *fleet.Table
 	budget time.Duration
 	now    func() time.Time
 	told   func(AskResult)
 	slots  chan struct{}
 
-	mu       sync.Mutex // guards the following fields
-	known    map[[sha256.Size]byte]*list.Element
-	order    *list.List // of *answered, the latest used in front
-	bytes    int
-	failed   int // in a row
-	pause    time.Duration
-	restedAt time.Time // not asked before that
+	mu      sync.Mutex // guards the following fields
+	known   map[[sha256.Size]byte]*list.Element
+	order   *list.List // of *answered, the latest used in front
+	bytes   int
+	sources map[epp.Slot]*source
+}
+
+// source is how the questions to one endpoint have ended.
+type source struct {
+	generation uint32
+	failed     int // in a row
+	pause      time.Duration
+	restedAt   time.Time // not asked before that
 }
 
 type answered struct {
@@ -87,28 +99,32 @@ func newAsker(opt *Options) *asker {
 		told = func(AskResult) {}
 	}
 	return &asker{
-		ask: opt.AskEngine, budget: opt.AskBudget, now: opt.Now, told: told, slots: make(chan struct{}, maxAsking),
-		known: map[[sha256.Size]byte]*list.Element{}, order: list.New(), pause: askPause,
+		ask: opt.AskEngine, fleet: opt.Fleet, budget: opt.AskBudget, now: opt.Now, told: told, slots: make(chan struct{}, maxAsking),
+		known: map[[sha256.Size]byte]*list.Element{}, order: list.New(), sources: map[epp.Slot]*source{},
 	}
 }
 
-// tokens returns the tokens of a prompt, which must not be changed. It waits
-// until late is closed, at the longest.
-func (a *asker) tokens(late <-chan time.Time, path string, body []byte) ([]uint32, error) {
+// tokens returns the tokens of a prompt for a model, which must not be changed. It waits
+// until budget ends, at the longest, and asks nothing after that.
+func (a *asker) tokens(budget context.Context, target, path string, body []byte) ([]uint32, error) {
 	key := sha256.Sum256(append([]byte(path+"\x00"), body...))
 	if tokens, ok := a.remembered(key); ok {
 		a.told(AskRemembered)
 		return tokens, nil
 	}
-	if !a.allowed() {
-		a.told(AskPaused)
-		return nil, errAskAlone
+	if budget.Err() != nil {
+		return nil, errAskSlow // which an earlier question has told
 	}
 	select {
 	case a.slots <- struct{}{}:
 	default:
 		a.told(AskBusy)
 		return nil, errAskBusy
+	}
+	at, listed, err := a.choose(target)
+	if err != nil {
+		<-a.slots
+		return nil, err
 	}
 	type answer struct {
 		tokens []uint32
@@ -119,7 +135,7 @@ func (a *asker) tokens(late <-chan time.Time, path string, body []byte) ([]uint3
 		defer func() { <-a.slots }()
 		ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 		defer cancel()
-		tokens, err := a.ask(ctx, path, body)
+		tokens, err := a.ask(ctx, at, path, body)
 		if err == nil {
 			a.remember(key, tokens)
 		}
@@ -127,13 +143,16 @@ func (a *asker) tokens(late <-chan time.Time, path string, body []byte) ([]uint3
 	}()
 	select {
 	case got := <-done:
-		a.settle(got.err)
+		a.settle(at, listed, got.err)
 		if got.err != nil {
 			return nil, fmt.Errorf("engine's tokens: %w", got.err)
 		}
 		return got.tokens, nil
-	case <-late:
-		a.settle(errAskSlow)
+	case <-budget.Done():
+		if !errors.Is(budget.Err(), context.DeadlineExceeded) {
+			return nil, errAskLeft
+		}
+		a.settle(at, listed, errAskSlow)
 		return nil, errAskSlow
 	}
 }
@@ -167,27 +186,51 @@ func (a *asker) remember(key [sha256.Size]byte, tokens []uint32) {
 	a.known[key] = a.order.PushFront(&answered{key, tokens})
 }
 
-// allowed reports whether the source may be asked now. After a pause one
-// question is let through, and decides.
-func (a *asker) allowed() bool {
+// choose returns the endpoint to ask about a model, and whether it lists that: one
+// that has not failed last, as long as there is one, else any that is not left alone.
+// After an endpoint's pause one question is let through, and decides.
+func (a *asker) choose(target string) (at epp.Endpoint, listed bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.failed < askFailures {
-		return true
+	now, alone := a.now(), false
+	at, listed, ok := a.fleet.Asked(target, func(e epp.Endpoint) bool { return a.source(e).failed > 0 })
+	if !ok {
+		at, listed, ok = a.fleet.Asked(target, func(e epp.Endpoint) bool {
+			s := a.source(e)
+			rests := s.failed >= askFailures && now.Before(s.restedAt)
+			alone = alone || rests
+			return rests
+		})
 	}
-	now := a.now()
-	if now.Before(a.restedAt) {
-		return false
+	switch {
+	case !ok && alone:
+		a.told(AskPaused)
+		return at, false, errAskAlone
+	case !ok:
+		a.told(AskFailed)
+		return at, false, errAskNone
 	}
-	a.restedAt = now.Add(a.pause) // the others wait for this one's outcome
-	return true
+	if s := a.source(at); s.failed >= askFailures {
+		s.restedAt = now.Add(s.pause) // the others wait for this one's outcome
+	}
+	return at, listed, nil
 }
 
-// settle counts how a question ended. An engine that refuses the request itself
-// is in order.
-func (a *asker) settle(err error) {
+// source returns what is known of an endpoint. a.mu is held.
+func (a *asker) source(e epp.Endpoint) *source {
+	s := a.sources[e.Slot]
+	if s == nil || s.generation != e.Generation {
+		s = &source{generation: e.Generation, pause: askPause}
+		a.sources[e.Slot] = s
+	}
+	return s
+}
+
+// settle counts how a question to an endpoint ended. An engine that refuses the
+// request itself is in order, and one that is not known to have the model may say so.
+func (a *asker) settle(at epp.Endpoint, listed bool, err error) {
 	var e *epp.Error
-	refused := errors.As(err, &e) && (e.Kind == epp.BadRequest || e.Kind == epp.TooLarge)
+	refused := errors.As(err, &e) && (e.Kind == epp.BadRequest || e.Kind == epp.TooLarge || e.Kind == epp.NotFound && !listed)
 	switch {
 	case err == nil:
 		a.told(AskTold)
@@ -200,12 +243,13 @@ func (a *asker) settle(err error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	s := a.source(at)
 	if err == nil || refused {
-		a.failed, a.pause = 0, askPause
+		s.failed, s.pause = 0, askPause
 		return
 	}
-	if a.failed++; a.failed >= askFailures {
-		a.restedAt = a.now().Add(a.pause)
-		a.pause = min(2*a.pause, maxAskPause)
+	if s.failed++; s.failed >= askFailures {
+		s.restedAt = a.now().Add(s.pause)
+		s.pause = min(2*s.pause, maxAskPause)
 	}
 }

@@ -90,6 +90,7 @@ type Pick struct {
 	// where byBytes is true.
 	promptTokens []uint32
 	byBytes      bool
+	partial      bool // Request.Tokens are not the engine's whole prompt, token for token
 	guessed      bool // what our own picks have taught is in the match
 	unheard      bool // the endpoint does not tell that it has the prompt
 	learnt       bool // this prompt, by its endpoint

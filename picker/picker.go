@@ -69,12 +69,17 @@ type Options struct {
 	// Tokenizer makes prompts into tokens. Nil: AskEngine is asked, and where
 	// that is nil too no prompt matches unless the client sends token IDs.
 	Tokenizer Tokenizer
-	// AskEngine has an engine tokenize the body of a request to path, "/tokenize"
+	// MaxPromptBytes bounds the text that is tokenized of a request, default
+	// DefaultMaxPromptBytes. A longer one has no tokens.
+	MaxPromptBytes int
+	// AskEngine has the engine at an endpoint tokenize the body of a request to path, "/tokenize"
 	// or "/v1/chat/completions/render", where Tokenizer is nil or says
 	// [chat.ErrNotRenderable]. It is called by many goroutines; a request waits
 	// for it no longer than AskBudget, default DefaultAskBudget, whatever it does.
-	// An *epp.Error of kind BadRequest says that the engine refuses the request.
-	AskEngine func(ctx context.Context, path string, body []byte) ([]uint32, error)
+	// An *epp.Error of kind BadRequest says that the engine refuses the request, one of
+	// kind NotFound that it has no such path or no such model. The endpoint is a healthy
+	// one of the target's, and another where the last one failed.
+	AskEngine func(ctx context.Context, at epp.Endpoint, path string, body []byte) ([]uint32, error)
 	AskBudget time.Duration
 	// Learn is the approximate mode, for endpoints that tell nothing of their
 	// caches, and for prompts of which no endpoint can tell: a prompt counts as
@@ -124,6 +129,7 @@ type Picker struct {
 	scratch sync.Pool // of *scratch
 	reader  *openai.Reader
 	decoder decoder
+	turns   turns
 	asker   *asker   // nil: no engine is asked
 	learned *learned // nil: nothing is learned from our own picks
 	recent  recent
@@ -147,9 +153,10 @@ func New(opt Options) *Picker {
 		opt.Seed = rand.Uint64
 	}
 	opt.AskBudget = cmp.Or(opt.AskBudget, DefaultAskBudget)
+	opt.MaxPromptBytes = cmp.Or(opt.MaxPromptBytes, DefaultMaxPromptBytes)
 	opt.LearnTTL = cmp.Or(opt.LearnTTL, DefaultLearnTTL)
 	opt.LearnBlocks = cmp.Or(opt.LearnBlocks, DefaultLearnBlocks)
-	p := &Picker{opt: opt, asker: newAsker(&opt), learned: newLearned(&opt), reader: openai.NewReader(openai.ReaderBytes)}
+	p := &Picker{opt: opt, turns: newTurns(), asker: newAsker(&opt), learned: newLearned(&opt), reader: openai.NewReader(openai.ReaderBytes)}
 	p.decoder.each = cmp.Or(opt.MaxDecodedBytes, DefaultMaxDecodedBytes)
 	p.decoder.total = cmp.Or(opt.MaxDecodedBytesTotal, DefaultMaxDecodedBytesTotal)
 	p.joinsParts = sync.OnceValue(p.templateJoinsParts)
@@ -183,14 +190,15 @@ type scratch struct {
 }
 
 // Pick reads the request, decides where it runs and books it there. The error,
-// if any, is an *epp.Error; nothing is booked then. Only a question to an engine
-// for its tokens may wait, for Options.AskBudget at most.
+// if any, is an *epp.Error; nothing is booked then. Only questions to engines for
+// tokens may wait, until ctx ends and for Options.AskBudget in all at most, and
+// prompts of more than 256 KiB for each other.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight}
 	pk.Request = epp.Request{
 		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
 	}
-	err := pk.prepare(&in)
+	err := pk.prepare(ctx, &in)
 	if err == nil {
 		err = pk.decide(ctx)
 	} else {
@@ -205,7 +213,7 @@ func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 
 // prepare reads the body, resolves the model, and makes the prompt into block
 // hashes: all that a decision needs of the request itself.
-func (pk *Pick) prepare(in *Incoming) error {
+func (pk *Pick) prepare(ctx context.Context, in *Incoming) error {
 	p, start := pk.owner, pk.owner.opt.Now()
 	pk.BodyEncoding = in.ContentEncoding
 	if len(in.Body) == 0 && in.Method == "GET" {
@@ -226,7 +234,7 @@ func (pk *Pick) prepare(in *Incoming) error {
 	}
 	pk.encode(in, body, plain)
 	read := p.opt.Now()
-	pk.tokenize(body)
+	pk.tokenize(ctx, body)
 	tokenized := p.opt.Now()
 	pk.chain()
 	pk.timings = decision.Timings{Read: read.Sub(start), Tokenize: tokenized.Sub(read), Match: p.opt.Now().Sub(tokenized)}

@@ -41,7 +41,7 @@ func TestEngineTokens(t *testing.T) {
 	var asked atomic.Int32
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
-	ask := func(ctx context.Context, path string, body []byte) ([]uint32, error) {
+	ask := func(ctx context.Context, _ epp.Endpoint, path string, body []byte) ([]uint32, error) {
 		asked.Add(1)
 		req, err := http.NewRequestWithContext(ctx, "POST", e.URL()+path, strings.NewReader(string(body)))
 		if err != nil {
@@ -70,6 +70,7 @@ func TestEngineTokens(t *testing.T) {
 		for i, c := range []struct{ path, body string }{
 			{"/v1/chat/completions", askedChat},
 			{"/v1/chat/completions", askedChat}, // remembered
+			{"/v1/chat/completions", strings.TrimSuffix(askedChat, "}") + `,"max_tokens":7,"temperature":0.1,"stream":true,"seed":4,"user":"another"}`},
 			{"/v1/chat/completions", strings.Replace(askedChat, "tiny", "alias", 1)},
 			{"/v1/messages", `{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":[{"type":"text","text":"what is the answer to everything?"}]}]}`},
 		} {
@@ -84,7 +85,7 @@ func TestEngineTokens(t *testing.T) {
 			pk.End(picker.Served)
 		}
 		if n := asked.Load(); n != 1 {
-			t.Errorf("%s: the engine was asked %d times, and all four are the same question", name, n)
+			t.Errorf("%s: the engine was asked %d times, and all five are the same question", name, n)
 		}
 	}
 	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
@@ -102,21 +103,26 @@ func TestEngineTokens(t *testing.T) {
 
 // TestAskPath: what /tokenize does not know goes to /render.
 func TestAskPath(t *testing.T) {
-	var paths []string
-	ask := func(_ context.Context, path string, _ []byte) ([]uint32, error) {
+	var paths []string // of the question for one request
+	ask := func(_ context.Context, _ epp.Endpoint, path string, _ []byte) ([]uint32, error) {
 		paths = append(paths, path)
 		return []uint32{1}, nil
 	}
 	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
-	for _, more := range []string{"", `,"reasoning_effort":"none"`, `,"reasoning_effort":null`} {
-		pk, err := p.post("/v1/chat/completions", strings.TrimSuffix(askedChat, "}")+more+"}")
+	tests := []struct{ more, path string }{{"", "/tokenize"}, {`,"tools":[]`, "/tokenize"}}
+	for _, key := range []string{"reasoning_effort", "documents", "truncate_prompt_tokens", "prompt_embeds", "kv_transfer_params"} {
+		tests = append(tests, struct{ more, path string }{`,"` + key + `":"x"`, "/v1/chat/completions/render"}, struct{ more, path string }{`,"` + key + `":null`, "/tokenize"})
+	}
+	for _, c := range tests {
+		paths = nil
+		pk, err := p.post("/v1/chat/completions", strings.TrimSuffix(askedChat, "}")+c.more+"}")
 		if err != nil {
 			t.Fatal(err)
 		}
 		pk.End(picker.Served)
-	}
-	if got := strings.Join(paths, " "); got != "/tokenize /v1/chat/completions/render /tokenize" {
-		t.Errorf("asked %s", got)
+		if got := strings.Join(paths, " "); got != c.path {
+			t.Errorf("%s: asked %q, want %s", c.more, got, c.path)
+		}
 	}
 }
 
@@ -131,7 +137,7 @@ func TestSlowEngine(t *testing.T) {
 		var slow atomic.Int64
 		slow.Store(int64(100 * time.Millisecond))
 		var asked atomic.Int32
-		ask := func(ctx context.Context, _ string, _ []byte) ([]uint32, error) {
+		ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 			asked.Add(1)
 			time.Sleep(time.Duration(slow.Load())) // whatever ctx says
 			return count(1, 32), nil
@@ -175,13 +181,74 @@ func TestSlowEngine(t *testing.T) {
 	})
 }
 
+// TestBudgetIsShared: all questions of a request have one budget together, however
+// many prompts it has and however slow the engine is. What was told within it
+// counts, and what was not asked after it is no fault of the engine.
+func TestBudgetIsShared(t *testing.T) {
+	for _, c := range []struct {
+		slow  time.Duration
+		asked int // of 100 prompts
+		told  int
+	}{{time.Second, 1, 0}, {15 * time.Millisecond, 2, 1}, {6 * time.Millisecond, 4, 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked atomic.Int32
+			ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
+				asked.Add(1)
+				time.Sleep(c.slow)
+				return count(1, 32), nil
+			}
+			p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask}, "a")
+			prompts := `"0"`
+			for i := range 99 {
+				prompts += fmt.Sprintf(`,"%d"`, i+1)
+			}
+			before := time.Now()
+			pk, err := p.post("/v1/completions", `{"model":"tiny","prompt":[`+prompts+`]}`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.Served)
+			if took := time.Since(before); took != picker.DefaultAskBudget || int(asked.Load()) != c.asked || p.last().PromptTokens != 32*c.told {
+				t.Errorf("answers in %v: took %v, %d asked, %d tokens; want %v, %d, %d", c.slow, took, asked.Load(), p.last().PromptTokens, picker.DefaultAskBudget, c.asked, 32*c.told)
+			}
+			time.Sleep(time.Second) // the slow ones end
+		})
+	}
+}
+
+// TestClientLeavesQuestion: a client that leaves ends the wait for its tokens, and
+// is not held against the engine.
+func TestClientLeavesQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
+			time.Sleep(time.Second)
+			return count(1, 32), nil
+		}
+		p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+		for i := range 4 { // one more than the failures after which a source is left alone
+			ctx, leave := context.WithCancel(t.Context())
+			time.AfterFunc(time.Millisecond, leave)
+			before := time.Now()
+			pk, err := p.Pick(ctx, picker.Incoming{ID: "1", Method: "POST", Path: "/v1/chat/completions", Body: []byte(numbered(i))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.ClientGone)
+			if rec := p.last(); time.Since(before) != time.Millisecond || !strings.Contains(rec.TokenNote, "client left") {
+				t.Errorf("%v, %q", time.Since(before), rec.TokenNote)
+			}
+		}
+		time.Sleep(time.Second)
+	})
+}
+
 // TestEngineHangs: with every question hanging, requests go on at once, and the
 // questions under way are bounded.
 func TestEngineHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asking atomic.Int32
 		release := make(chan struct{})
-		ask := func(context.Context, string, []byte) ([]uint32, error) {
+		ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 			asking.Add(1)
 			<-release
 			return nil, errors.New("too late")
@@ -216,7 +283,7 @@ func TestEngineHangs(t *testing.T) {
 // for the next one.
 func TestEngineRefuses(t *testing.T) {
 	asked := 0
-	ask := func(context.Context, string, []byte) ([]uint32, error) {
+	ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
 		asked++
 		return nil, epp.Errorf(epp.BadRequest, "bad", "context too long")
 	}
@@ -230,6 +297,72 @@ func TestEngineRefuses(t *testing.T) {
 	}
 	if rec := p.last(); asked != 10 || !strings.Contains(rec.TokenNote, "context too long") {
 		t.Errorf("asked %d times, %q", asked, rec.TokenNote)
+	}
+}
+
+// TestQuestionsGoWhereTheModelIs: of three endpoints with models of their own, those
+// are asked that list the request's; one whose answers are broken is avoided as long
+// as another has the model, and holds up nobody else's questions.
+func TestQuestionsGoWhereTheModelIs(t *testing.T) {
+	var asked []string
+	broken := ""
+	ask := func(_ context.Context, at epp.Endpoint, _ string, _ []byte) ([]uint32, error) {
+		asked = append(asked, at.Name)
+		if strings.Contains(broken, at.Name) {
+			return nil, epp.Errorf(epp.NotFound, "no_tokens", "no such path")
+		}
+		return count(1, 32), nil
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a", "b", "c")
+	p.members["a"].Models([]epp.Model{{Name: "tiny"}})
+	p.members["b"].Models([]epp.Model{{Name: "tiny"}})
+	p.members["c"].Models([]epp.Model{{Name: "other"}})
+	i := 0
+	step := func(model string, times int, want string, source epp.TokenSource) {
+		t.Helper()
+		asked = nil
+		for range times {
+			i++
+			pk, err := p.post("/v1/chat/completions", strings.Replace(numbered(i), "tiny", model, 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.ClientGone)
+		}
+		if got := strings.Join(asked, ""); got != want || p.last().TokenSource != source {
+			t.Errorf("%s: asked %q, the last one's tokens from %v, %q; want %q, %v", model, got, p.last().TokenSource, p.last().TokenNote, want, source)
+		}
+	}
+	step("tiny", 4, "baba", epp.EngineTokens)
+	step("other", 2, "cc", epp.EngineTokens)
+	broken = "a"
+	step("tiny", 6, "abbbbb", epp.EngineTokens)
+	broken = "ab"
+	step("tiny", 6, "babab", epp.NoTokens) // three failures each, the first of a's above
+	step("other", 1, "c", epp.EngineTokens)
+	p.pass(5 * time.Second)
+	broken = "a"
+	step("tiny", 3, "abb", epp.EngineTokens)
+}
+
+// TestUnknownModelIsNoFault: an engine whose list is not known may not have the
+// model. That it says so is no reason to leave it alone.
+func TestUnknownModelIsNoFault(t *testing.T) {
+	asked := 0
+	ask := func(context.Context, epp.Endpoint, string, []byte) ([]uint32, error) {
+		asked++
+		return nil, epp.Errorf(epp.NotFound, "no_tokens", "no such model")
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+	for i := range 10 {
+		pk, err := p.post("/v1/chat/completions", numbered(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pk.End(picker.ClientGone)
+	}
+	if asked != 10 {
+		t.Errorf("asked %d times, want 10", asked)
 	}
 }
 

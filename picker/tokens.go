@@ -1,11 +1,11 @@
 package picker
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"epp.internal/epp"
 	"epp.internal/epp/openai"
@@ -33,10 +33,11 @@ type prompt struct {
 }
 
 // tokenize fills the request's tokens, or notes why it has none.
-func (pk *Pick) tokenize(body *openai.Body) {
+func (pk *Pick) tokenize(ctx context.Context, body *openai.Body) {
 	s, r := pk.s, &pk.Request
 	s.tokens, s.prompts = s.tokens[:0], s.prompts[:0]
-	asked := pk.question()
+	asked, end := pk.question(ctx)
+	defer end()
 	switch {
 	case body.Form == openai.Tokenize || body.Form == openai.Detokenize || body.Form == openai.Other:
 		pk.tokenNote = "a " + body.Form.String() + " request is not tokenized"
@@ -47,9 +48,9 @@ func (pk *Pick) tokenize(body *openai.Body) {
 		r.Tokens, r.TokenSource = pk.promptTokens, epp.SentTokens
 		return
 	case body.Form == openai.Completions || body.Form == openai.Rerank || len(body.Prompts) > 0:
-		pk.tokenizePrompts(body, asked)
+		pk.tokenizePrompts(ctx, body, asked)
 	default:
-		pk.tokenizeChat(body, asked)
+		pk.tokenizeChat(ctx, body, asked)
 	}
 	if r.TokenSource != epp.NoTokens {
 		pk.promptTokens = s.tokens
@@ -59,31 +60,46 @@ func (pk *Pick) tokenize(body *openai.Body) {
 	}
 }
 
-// question returns what asks an engine for tokens within the request's budget,
-// which all of its questions share, or nil where no engine can be asked.
-func (pk *Pick) question() func(path string, body []byte) ([]uint32, error) {
+// ask has an engine tokenize the body of a request to path.
+type ask func(path string, body []byte) ([]uint32, error)
+
+// question returns what asks an engine for tokens, or nil where no engine can be
+// asked. The request's budget begins with the first question, and all share it.
+// end frees what it holds.
+func (pk *Pick) question(ctx context.Context) (_ ask, end func()) {
 	a := pk.owner.asker
 	if a == nil {
-		return nil
+		return nil, func() {}
 	}
-	var late <-chan time.Time
+	var budget context.Context
+	stop := func() {}
 	return func(path string, body []byte) ([]uint32, error) {
-		if late == nil {
-			late = time.After(a.budget)
+		if budget == nil {
+			budget, stop = context.WithTimeout(ctx, a.budget)
 		}
-		return a.tokens(late, path, body)
-	}
+		return a.tokens(budget, pk.Request.Target, path, body)
+	}, func() { stop() }
 }
 
 // tokenizePrompts tokenizes prompts one by one. What has no tokens is left out of
 // the match, on both sides of the ratio.
-func (pk *Pick) tokenizePrompts(body *openai.Body, ask func(string, []byte) ([]uint32, error)) {
+func (pk *Pick) tokenizePrompts(ctx context.Context, body *openai.Body, ask ask) {
 	s, r := pk.s, &pk.Request
+	done, why := pk.owner.turns.take(ctx, body.TextBytes(nil), pk.owner.opt.MaxPromptBytes)
+	defer done()
+	if why != "" {
+		pk.tokenNote = why
+		return
+	}
 	var missing int
 	var reason string
 	for i := range body.Prompts {
+		if ctx.Err() != nil {
+			missing, reason = missing+len(body.Prompts)-i, "the client left"
+			break
+		}
 		if i == maxPrompts {
-			missing, reason = len(body.Prompts)-maxPrompts, fmt.Sprintf("only the first %d are matched", maxPrompts)
+			missing, reason = missing+len(body.Prompts)-maxPrompts, fmt.Sprintf("only the first %d are matched", maxPrompts)
 			break
 		}
 		source, why := pk.tokenizePrompt(body, &body.Prompts[i], ask)
@@ -96,6 +112,7 @@ func (pk *Pick) tokenizePrompts(body *openai.Body, ask func(string, []byte) ([]u
 			r.TokenSource = source
 		}
 	}
+	pk.partial = missing > 0 || body.Form == openai.Rerank // which joins its pairs in ways of its own
 	switch {
 	case len(body.Prompts) == 0:
 		pk.tokenNote = "the body has no text to tokenize"
@@ -108,7 +125,7 @@ func (pk *Pick) tokenizePrompts(body *openai.Body, ask func(string, []byte) ([]u
 
 // tokenizePrompt appends one prompt's tokens and says where they come from, or
 // why there are none.
-func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask func(string, []byte) ([]uint32, error)) (source epp.TokenSource, why string) {
+func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask ask) (source epp.TokenSource, why string) {
 	s, t := pk.s, pk.owner.opt.Tokenizer
 	bare, ok := body.Root.Get("add_special_tokens").Truth()
 	bare = !bare && body.Root.Get("add_special_tokens").Kind() > openai.Null // given, and false
@@ -140,7 +157,7 @@ func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask func(str
 }
 
 // tokenizeChat tokenizes a chat, or what an engine makes a chat of.
-func (pk *Pick) tokenizeChat(body *openai.Body, ask func(string, []byte) ([]uint32, error)) {
+func (pk *Pick) tokenizeChat(ctx context.Context, body *openai.Body, ask ask) {
 	s, r, t := pk.s, &pk.Request, pk.owner.opt.Tokenizer
 	if t == nil && ask == nil {
 		pk.tokenNote = "no tokenizer is configured"
@@ -155,7 +172,14 @@ func (pk *Pick) tokenizeChat(body *openai.Body, ask func(string, []byte) ([]uint
 		pk.tokenNote = "not a chat that can be rendered here: " + err.Error()
 		return
 	}
-	if media := c.Media(); len(media) > 0 {
+	media := c.Media()
+	done, why := pk.owner.turns.take(ctx, c.TextBytes(media), pk.owner.opt.MaxPromptBytes)
+	defer done()
+	if why != "" {
+		pk.tokenNote = why
+		return
+	}
+	if len(media) > 0 {
 		pk.tokenizeMedia(c, media)
 		return
 	}
@@ -173,7 +197,7 @@ func (pk *Pick) tokenizeChat(body *openai.Body, ask func(string, []byte) ([]uint
 			return
 		}
 	}
-	tokens, err := ask(askPath(c), c.WithModel(r.Target))
+	tokens, err := ask(askPath(c), c.Question(r.Target))
 	if err != nil {
 		pk.tokenNote = reason + "; " + err.Error()
 		return
@@ -237,7 +261,7 @@ func (pk *Pick) tokenizeMedia(c *openai.Body, media []openai.Media) {
 	}
 	s.tokens = tokens
 	s.prompts = append(s.prompts, prompt{end: len(tokens), media: media[0].ID, mediaAt: at})
-	pk.Request.TokenSource = epp.LocalTokens
+	pk.Request.TokenSource, pk.partial = epp.LocalTokens, true
 	pk.tokenNote = fmt.Sprintf("%d media by reference: exact up to token %d, from there on known by our own picks alone", len(media), at)
 }
 

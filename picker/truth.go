@@ -15,10 +15,10 @@ import (
 )
 
 // verify tells fleet how the endpoint's own count of cached tokens compares with
-// what was expected, where the answer has it and the tokens are exact, and logs
-// where an alarm begins or ends.
+// what was expected, where the answer has it and our tokens are the whole prompt
+// exactly, and logs where an alarm begins or ends.
 func (p *Pick) verify() {
-	if p.answer == nil || p.byBytes || len(p.Request.Tokens) == 0 || p.status >= 300 {
+	if p.answer == nil || p.byBytes || p.partial || len(p.Request.Tokens) == 0 || p.status >= 300 {
 		return
 	}
 	u, ok := p.answer.Usage()

@@ -36,6 +36,9 @@ const (
 	probeFirst, probeLast = 100, 999
 )
 
+// withoutEvents is what routing does without KV events.
+const withoutEvents = "its cache is guessed from the picker's own picks (cache.source: auto); with cache.source: events no prompt matches here"
+
 // inspection asks one engine for all that the picker reads of one.
 type inspection struct {
 	address, events, replay, tokenizer string
@@ -197,11 +200,10 @@ func (p *inspection) checkMetrics(ctx context.Context) {
 // checkEvents subscribes to the events, has prompts computed, and looks for their
 // blocks in what comes.
 func (p *inspection) checkEvents(ctx context.Context, awake bool) {
-	const without = "its cache is unknown: no prompt matches here, only load, queue, health and adapter decide"
 	src, err := p.source(ctx)
 	var h *hearing
 	if err != nil {
-		p.not(factMissing, "events", err.Error(), without)
+		p.not(factMissing, "events", err.Error(), withoutEvents)
 	} else {
 		p.ok("events", "at %s", src.Address)
 		p.told(src.Replay != "", "events.replay", "at "+src.Replay, "no replay socket", "what was cached before the picker started, or while a message was lost, stays unknown")
@@ -263,7 +265,7 @@ func (p *inspection) compute(ctx context.Context, h *hearing) {
 	}
 	if h != nil {
 		p.told(heard, "events.blocks", fmt.Sprintf("a prompt's blocks of %d tokens", block.BlockTokens), "no event tells of a prompt that was computed"+h.faults(),
-			"its cache is unknown: no prompt matches here")
+			withoutEvents)
 	}
 	const noAudit = "what was predicted is not compared with what was cached"
 	switch {
@@ -328,7 +330,12 @@ func (p *inspection) checkTokens(ctx context.Context) {
 	cfg.Tokenizer.Path = p.tokenizer
 	tok, err := loadTokenizer(&cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
-		p.not(factMissing, "tokenizer", err.Error(), "prompts match no block")
+		cfg.Tokenizer.AskEngines = true
+		unread := "engines are asked for each prompt's tokens (tokenizer.askEngines: true); without that only prompts sent as token IDs match a block"
+		if _, fatal := loadTokenizer(&cfg, slog.New(slog.DiscardHandler)); fatal != nil {
+			unread = "the picker does not start"
+		}
+		p.not(factMissing, "tokenizer", err.Error(), unread)
 		return
 	}
 	same := 0

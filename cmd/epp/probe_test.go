@@ -55,7 +55,7 @@ func TestProbe(t *testing.T) {
 		{name: "all understood", engine: epptest.EngineConfig{Adapters: []string{"sql"}}},
 		{name: "array events", engine: epptest.EngineConfig{EventForm: epptest.OldArrayEvents}},
 		{name: "no events", engine: epptest.EngineConfig{NoEvents: true}, want: map[string]string{
-			"events": "missing the engine names no source of KV events",
+			"events": "missing the engine names no source of KV events (--kv-events-config; --events names one); without it its cache is guessed from the picker's own picks (cache.source: auto)",
 		}},
 		{name: "events whose sockets are not told", engine: epptest.EngineConfig{NoEventSources: true}, want: map[string]string{
 			"events": "missing the engine names no source of KV events",
@@ -146,6 +146,27 @@ func TestProbeTokenizer(t *testing.T) {
 		defer e.Close()
 		if out, _ := runProbe(t, e.Address(), "--tokenizer", dir); !strings.HasPrefix(factLine(out, "tokenizer"), want) {
 			t.Errorf("want %s\n%s", want, out)
+		}
+	}
+}
+
+// TestProbeUnreadTokenizer: a tokenizer that is not understood leaves the tokens to
+// the engines, one that is not there keeps the picker from its start.
+func TestProbeUnreadTokenizer(t *testing.T) {
+	e, err := epptest.StartEngine(epptest.EngineConfig{TimeScale: 0.001})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	dir := t.TempDir()
+	for name, data := range map[string]string{"tokenizer.json": `{"model":{"type":"Unigram"}}`, "tokenizer_config.json": `{}`} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]string{dir: "without it engines are asked", filepath.Join(dir, "none"): "without it the picker does not start"} {
+		if out, _ := runProbe(t, e.Address(), "--tokenizer", path); !strings.Contains(factLine(out, "tokenizer"), want) {
+			t.Errorf("want %q\n%s", want, out)
 		}
 	}
 }

@@ -72,6 +72,11 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		w.changed = func() {}
 	}
 	s := &system{cfg: cfg, log: log, watch: w, client: scrape.Client(nil), ring: decision.NewRing(int(cfg.Limits.RingBytes))}
+	if cfg.TLS.Cert != "" {
+		if _, err := extproc.ServerTLS(cfg.TLS.Cert, cfg.TLS.Key, log); err != nil {
+			return nil, fmt.Errorf("tls.cert, tls.key: %w", err)
+		}
+	}
 	var err error
 	if s.policy, err = route.New(cfg.Settings(staleAfter(cfg))); err != nil {
 		return nil, err
@@ -86,7 +91,8 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	}
 	s.picker = picker.New(picker.Options{
 		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
-		Learn: cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
+		MaxPromptBytes: int(cfg.Limits.PromptBytes),
+		Learn:          cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
 		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
 		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes), ForwardEncoded: cfg.ForwardEncoded,
 		Hooks: picker.Hooks{
@@ -171,20 +177,9 @@ func (s *system) models() []epp.Model {
 	return list
 }
 
-// askEngine has the healthy endpoint with the least of our requests tokenize a
-// prompt.
-func (s *system) askEngine(ctx context.Context, path string, body []byte) ([]uint32, error) {
-	best := -1
-	states := s.fleet.Snapshot()
-	for i := range states {
-		if sig := &states[i].Signals; sig.Health >= route.HealthCutoff && (best < 0 || sig.InFlight < states[best].Signals.InFlight) {
-			best = i
-		}
-	}
-	if best < 0 {
-		return nil, errors.New("no endpoint is healthy")
-	}
-	return scrape.Tokens(ctx, s.client, states[best].Endpoint.Address, path, body)
+// askEngine has an endpoint tokenize a prompt.
+func (s *system) askEngine(ctx context.Context, at epp.Endpoint, path string, body []byte) ([]uint32, error) {
+	return scrape.Tokens(ctx, s.client, at.Address, path, body)
 }
 
 // snapshot is what the metrics page shows of the moment.

@@ -23,7 +23,7 @@ func TestSettingsAreObeyed(t *testing.T) {
 		config: func(c *config.Config, engines []*epptest.Engine) {
 			c.OnSaturated, c.MaxQueue, c.Load.MaxRunning = decision.Reject, 2, 1
 			c.Models = []config.Model{{Name: "support", Target: "billing-lora-v3", Adapter: true}}
-			c.Limits.BodyBytes, c.Limits.HeaderBytes = 2<<10, 8<<10
+			c.Limits.BodyBytes, c.Limits.PromptBytes, c.Limits.HeaderBytes = 2<<10, 1<<10, 8<<10
 			c.Timeouts.Answer.Duration = 2 * time.Second
 			c.Pool.Endpoints[0].Events = strings.TrimPrefix(engines[0].EventEndpoint(), "tcp://")
 			c.Pool.Endpoints[0].Replay = strings.TrimPrefix(engines[0].ReplayEndpoint(), "tcp://")
@@ -48,6 +48,12 @@ func TestSettingsAreObeyed(t *testing.T) {
 	t.Run("limits.bodyBytes", func(t *testing.T) {
 		if p := r.chat([]message{user(strings.Repeat("a", 3<<10))}, 1); p.status != http.StatusRequestEntityTooLarge {
 			t.Errorf("%d %s", p.status, p.body)
+		}
+	})
+	t.Run("limits.promptBytes", func(t *testing.T) {
+		p := r.chat([]message{user(strings.Repeat("a", 1<<10))}, 1)
+		if rec := r.record(p); p.status != http.StatusOK || !strings.Contains(rec.TokenNote, "over the bound of 1024 (limits.promptBytes)") {
+			t.Errorf("%d, %v, %q", p.status, rec.TokenSource, rec.TokenNote)
 		}
 	})
 	t.Run("limits.headerBytes", func(t *testing.T) {

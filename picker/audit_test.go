@@ -1,0 +1,53 @@
+package picker_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"epp.internal/epp/audit"
+	"epp.internal/epp/decision"
+	"epp.internal/epp/picker"
+)
+
+// TestAuditedPrompts: an endpoint's count of the prompt is compared with ours only
+// where ours is of the whole prompt. A picture's tokens are the engine's alone, and
+// so are those of prompts that are left out of the match.
+func TestAuditedPrompts(t *testing.T) {
+	prompts := func(n int) string {
+		return `{"model":"m","prompt":[` + strings.TrimSuffix(strings.Repeat(`"a",`, n), ",") + `]}`
+	}
+	for _, c := range []struct {
+		path, body string
+		audited    bool
+	}{
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"a"}]}`, true},
+		{"/v1/completions", prompts(2), true},
+		{"/v1/completions", prompts(256), true},
+		{"/v1/completions", prompts(257), false},
+		{"/v1/completions", `{"model":"m","prompt":[1,2,3]}`, true},
+		{"/v1/embeddings", `{"model":"m","input":["a",{"image":"x"}]}`, false},
+		{"/v1/rerank", `{"model":"m","query":"a","documents":["b"]}`, false},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://nowhere.invalid/1.png"}}]}]}`, false},
+	} {
+		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Learn: true}, "a")
+		pk, err := p.post(c.path, c.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(pk.Request.Tokens) == 0 {
+			t.Errorf("%.60s has no tokens: %q", c.body, p.last().TokenNote)
+		}
+		pk.ResponseHeader(200, "application/json", "")
+		pk.ResponseBody(fmt.Appendf(nil, `{"choices":[],"usage":{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":0}}}`, len(pk.Request.Tokens)+1))
+		pk.End(picker.Served)
+		want := uint64(0)
+		if c.audited {
+			want = 1
+		}
+		total := p.fleet.Snapshot()[0].Truth.Total()
+		if n := total[audit.Template]; n != want {
+			t.Errorf("%.60s: %d answers are held against the template, want %d", c.body, n, want)
+		}
+	}
+}
