@@ -18,7 +18,6 @@ import (
 
 // slowTokenizer may take a while for each text, and shows how many run at once.
 type slowTokenizer struct {
-	byteTokenizer
 	during     func() // each text
 	now, most  atomic.Int32
 	texts      atomic.Int32
