@@ -125,6 +125,19 @@ func (a *Agent) Models(models []epp.Model) {
 	a.wake(func(t *Teller) { t.due.models = true })
 }
 
+// BaseModel is the first of the engine's models that is no adapter; empty where no
+// list was read yet.
+func (a *Agent) BaseModel() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range a.models.GetModels() {
+		if m.Parent == "" {
+			return m.Name
+		}
+	}
+	return ""
+}
+
 // GPU takes a reading of the accelerators.
 func (a *Agent) GPU(_ time.Time, g epp.GPU) {
 	a.mu.Lock()

@@ -72,6 +72,7 @@ type Feed struct {
 type intake struct {
 	feed     Feed
 	interval time.Duration
+	probes   bool // the agent said that it probes: else it has no say in that
 
 	next uint64 // the number that is to come
 	// whole is true where all that was said of blocks has come, filling while a
@@ -198,7 +199,7 @@ func (t *intake) takeFacts(now time.Time, r *wire.Report) {
 	if g := r.Gpu; g != nil && t.feed.Health != nil {
 		t.feed.Health.GPU(now, gpuOf(g))
 	}
-	if p := r.Probe; p != nil && t.feed.Health != nil {
+	if p := r.Probe; p != nil && t.probes && t.feed.Health != nil {
 		var err error
 		if p.Failed != "" {
 			err = errors.New("agent: probe: " + p.Failed)
