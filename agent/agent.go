@@ -150,7 +150,7 @@ func (a *Agent) GPU(_ time.Time, g epp.GPU) {
 func (a *Agent) Probed(_ time.Time, err error, slowly bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.probe = report.ProbeOf(err, slowly)
+	a.probe = report.ProbeOf(a.probe.GetNumber()+1, err, slowly)
 	a.wake(func(t *Teller) { t.due.probe = true })
 }
 

@@ -95,12 +95,13 @@ func GPUOf(g epp.GPU) *wire.GPU {
 	return out
 }
 
-// ProbeOf writes how a probe ended in its wire form.
-func ProbeOf(err error, slowly bool) *wire.Probe {
+// ProbeOf writes how a probe ended in its wire form. They are numbered from 1.
+func ProbeOf(number uint64, err error, slowly bool) *wire.Probe {
+	p := &wire.Probe{Number: number, Slowly: slowly}
 	if err != nil {
-		return &wire.Probe{Failed: errorText(err), Slowly: slowly}
+		p.Failed = errorText(err)
 	}
-	return &wire.Probe{Slowly: slowly}
+	return p
 }
 
 // Age writes how long ago a reading began into it.

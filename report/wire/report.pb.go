@@ -808,6 +808,7 @@ type Probe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Failed        string                 `protobuf:"bytes,1,opt,name=failed,proto3" json:"failed,omitempty"`  // empty: well
 	Slowly        bool                   `protobuf:"varint,2,opt,name=slowly,proto3" json:"slowly,omitempty"` // it took more than half of its time
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"` // from 1; a snapshot repeats the last one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -854,6 +855,13 @@ func (x *Probe) GetSlowly() bool {
 		return x.Slowly
 	}
 	return false
+}
+
+func (x *Probe) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 type Values struct {
@@ -988,10 +996,11 @@ const file_report_proto_rawDesc = "" +
 	"\f_utilizationB\t\n" +
 	"\a_memoryB\x0e\n" +
 	"\f_temperatureB\x14\n" +
-	"\x12_double_bit_errors\"7\n" +
+	"\x12_double_bit_errors\"O\n" +
 	"\x05Probe\x12\x16\n" +
 	"\x06failed\x18\x01 \x01(\tR\x06failed\x12\x16\n" +
-	"\x06slowly\x18\x02 \x01(\bR\x06slowly\"~\n" +
+	"\x06slowly\x18\x02 \x01(\bR\x06slowly\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\"~\n" +
 	"\x06Values\x129\n" +
 	"\x06values\x18\x01 \x03(\v2!.epp.report.v1.Values.ValuesEntryR\x06values\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +
