@@ -198,6 +198,14 @@ type Probe struct {
 	Timeout Duration `json:"timeout"`
 }
 
+// The ranges of Probe, which are those of epp agent's flags too.
+const (
+	MinProbeInterval = time.Second
+	MaxProbeInterval = 10 * time.Minute
+	MinProbeTimeout  = 100 * time.Millisecond
+	MaxProbeTimeout  = time.Minute
+)
+
 // Model is one name that clients may ask for.
 type Model struct {
 	Name string `json:"name"`

@@ -81,9 +81,9 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.duration("cache.ownTTL", c.Cache.OwnTTL, time.Second, 24*time.Hour)
 	v.duration("tokenizer.askBudget", c.Tokenizer.AskBudget, time.Millisecond, 10*time.Second)
 	if c.Probe.Interval.Duration != 0 {
-		v.duration("probe.interval", c.Probe.Interval, time.Second, 10*time.Minute)
+		v.duration("probe.interval", c.Probe.Interval, MinProbeInterval, MaxProbeInterval)
 	}
-	v.duration("probe.timeout", c.Probe.Timeout, 100*time.Millisecond, time.Minute)
+	v.duration("probe.timeout", c.Probe.Timeout, MinProbeTimeout, MaxProbeTimeout)
 	v.duration("timeouts.answer", c.Timeouts.Answer, time.Second, 24*time.Hour)
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)

@@ -25,6 +25,7 @@ type source struct {
 	interval time.Duration
 	page     part
 	events   part
+	probes   part
 	left     chan struct{} // closed when the endpoint leaves
 	// ranks is how many endpoints are behind the address; an agent reports for one.
 	ranks int
@@ -126,19 +127,21 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 	}
 	src.sink.Agent(true)
 	feed := report.Feed{
-		Readings: src.sink, Models: src.sink.Models, Blocks: src.sink, Done: src.left,
+		Readings: src.sink, Models: src.sink.Models, Blocks: src.sink, Health: src.sink, Done: src.left,
 		Values: func(values map[string]string) {
 			src.sink.log.Debug("agent's values", "values", values)
 		},
 		Close: func(last time.Time) {
 			src.sink.Agent(false)
+			if o.Probes {
+				src.sink.Unprobed(time.Now())
+			}
 			for _, t := range src.parts(o) {
 				t.give(last.Add(report.Silent * src.interval))
 			}
 			s.watch.changed()
 		},
 	}
-	feed.Health, _ = any(src.sink.Member).(report.Health)
 	return feed, nil
 }
 
@@ -149,6 +152,9 @@ func (src *source) parts(o report.Opening) (parts []*part) {
 	}
 	if o.Blocks {
 		parts = append(parts, &src.events)
+	}
+	if o.Probes {
+		parts = append(parts, &src.probes)
 	}
 	return parts
 }

@@ -49,10 +49,10 @@ func TestStaleRoutingIsCounted(t *testing.T) {
 	}
 }
 
-// TestClaimsThatDoNotComeTrue (L5, and the last of case Q7): an endpoint's events
-// claim a prompt that it has not. It is named in an alarm with the cause, its
-// match is discounted, and the prompt goes elsewhere.
-func TestClaimsThatDoNotComeTrue(t *testing.T) {
+// TestCaseQ7UnconfirmedClaims (the last of case Q7, and L5): an endpoint's events
+// claim a prompt that it has not. It is named in an alarm with the cause, its match
+// is discounted, and the prompt goes elsewhere.
+func TestCaseQ7UnconfirmedClaims(t *testing.T) {
 	r := newRig(t, options{engines: 2, config: func(c *config.Config, _ []*epptest.Engine) { c.Fallbacks = 1 }})
 	x := []message{user(words(1, 640))}
 	liar := r.must(x, 1).servedBy
