@@ -33,7 +33,7 @@ demo-check: build
 ## test: everything that must be green before a change is merged
 test: race alloc lint
 
-## test-vllm: the picker, and agents, in front of two real vLLM servers on CPU, installed once (7 GB); 5 minutes on two idle cores
+## test-vllm: the picker, and agents, in front of two real vLLM servers on CPU, installed once (7 GB); three starts of an engine, and three minutes
 test-vllm:
 	test/vllm/install.sh >/dev/null
 	go test -tags vllm -count=1 -timeout 40m -v ./test/vllm
