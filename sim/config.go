@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"epp.internal/epp/decision"
 	"epp.internal/epp/engine"
+	"epp.internal/epp/picker"
 	"epp.internal/epp/trace"
 )
 
@@ -46,6 +48,11 @@ type Config struct {
 	EventLag  time.Duration
 	EventLoss float64
 	Faults    []Fault
+	// Decided, if not nil, is told every decision of a policy of ours, as
+	// [picker.Hooks] says, with all that other settings would decide by.
+	Decided func(rec *decision.Record, chain []uint64)
+	// Ended is told how each attempt ended.
+	Ended func(e *picker.Ending)
 	// Progress, if not nil, is called now and then with the part that is done.
 	Progress func(done float64)
 }

@@ -21,12 +21,14 @@ func Read(name string, r io.Reader) (*Trace, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		return Read(name, plain{z})
+	case bytes.HasPrefix(head, decisionsBegin):
+		return ReadDecisions(name, b)
 	case bytes.HasPrefix(head, []byte("{")):
 		return ReadMooncake(name, b)
 	case bytes.HasPrefix(head, azureColumns[:9]):
 		return ReadAzure(name, b)
 	}
-	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids) or an Azure one (CSV with %s)", name, head, azureColumns)
+	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids), an Azure one (CSV with %s) or a decision log (JSONL that begins with settings)", name, head, azureColumns)
 }
 
 // plain hides that its reader was unpacked, so that no file unpacks twice.

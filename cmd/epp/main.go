@@ -7,6 +7,7 @@
 //	epp envoy-config            an Envoy configuration for the pool
 //	epp probe ADDRESS           what of an engine is understood, and what is not
 //	epp sim --trace FILE        the picker on a recorded trace, against simulated engines
+//	epp replay FILE             recorded decisions again, by their own settings or others
 //	epp version
 package main
 
@@ -51,7 +52,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), simCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), simCommand(), replayCommand(), versionCommand())
 	return cmd
 }
 
