@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"epp.internal/epp/engine"
 	"epp.internal/epp/sim"
@@ -38,7 +39,8 @@ for each policy: an hour of traffic takes seconds. The picker that decides is th
 that serves; what is simulated is the engines, the network and time. The same flags
 give the same figures.
 
-A trace is a file (Mooncake's JSONL or Azure's CSV, gzip'd or not) or generated:` + workloads.String() + `
+A trace is a file (Mooncake's JSONL, Azure's CSV or a file of log.decisions, gzip'd
+or not) or generated:` + workloads.String() + `
 
 Policies, or all:` + policies.String() + `
 
@@ -51,12 +53,19 @@ kinds are crash, restart, slow, hang, ecc, up and down.`,
 		},
 	}
 	f := cmd.Flags()
+	s.flags(f)
+	f.StringVar(&s.part, "part", "0:1", "which part of the trace to run, as shares of its time: 0:0.75")
+	f.StringSliceVar(&s.policies, "policy", []string{"weighted", "least-conn"}, "policies, or all")
+	f.BoolVar(&s.json, "json", false, "print one JSON array, an object for each policy")
+	return cmd
+}
+
+// flags are those that say what to simulate: the trace and the fleet.
+func (s *simulation) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.trace, "trace", "", "the trace, a file")
 	f.StringVar(&s.workload.Kind, "generate", "", "generate a trace of this kind instead")
 	f.IntVar(&s.workload.Requests, "requests", 0, fmt.Sprintf("requests to generate (default %d)", trace.DefaultRequests))
 	f.Float64Var(&s.workload.Rate, "rate", 0, "requests a second to generate (default the kind's own)")
-	f.StringVar(&s.part, "part", "0:1", "which part of the trace to run, as shares of its time: 0:0.75")
-	f.StringSliceVar(&s.policies, "policy", []string{"weighted", "least-conn"}, "policies, or all")
 	f.StringSliceVar(&s.profiles, "profile", []string{engine.Profiles[0].Name}, "the engines' hardware; of several the endpoints have each in turn")
 	f.IntVar(&s.cfg.Endpoints, "pods", 8, "endpoints")
 	f.IntVar(&s.kvTokens, "kv-tokens", 0, "tokens that each engine's KV cache holds (default the profile's)")
@@ -67,8 +76,6 @@ kinds are crash, restart, slow, hang, ecc, up and down.`,
 	f.Float64Var(&s.cfg.EventLoss, "event-loss", 0, "share of KV-event messages that are lost, 0–1")
 	f.StringArrayVar(&s.faults, "fault", nil, "what goes wrong, and when; may be given again")
 	f.Uint64Var(&s.cfg.Seed, "seed", 1, "where all chance comes from")
-	f.BoolVar(&s.json, "json", false, "print one JSON array, an object for each policy")
-	return cmd
 }
 
 // simulation is one call of the command.
@@ -142,17 +149,7 @@ func (s *simulation) prepare() error {
 	if len(s.policies) == 0 {
 		return errors.New("--policy: is empty: name one, or all")
 	}
-	if err := s.engines(); err != nil {
-		return err
-	}
-	for _, text := range s.faults {
-		f, err := sim.ParseFault(text)
-		if err != nil {
-			return fmt.Errorf("--fault: %w", err)
-		}
-		s.cfg.Faults = append(s.cfg.Faults, f)
-	}
-	t, err := s.load()
+	t, err := s.world()
 	if err != nil {
 		return err
 	}
@@ -162,6 +159,21 @@ func (s *simulation) prepare() error {
 	}
 	s.cfg.Trace = t.Part(from, to)
 	return nil
+}
+
+// world makes the fleet's flags into cfg, and reads the trace.
+func (s *simulation) world() (*trace.Trace, error) {
+	if err := s.engines(); err != nil {
+		return nil, err
+	}
+	for _, text := range s.faults {
+		f, err := sim.ParseFault(text)
+		if err != nil {
+			return nil, fmt.Errorf("--fault: %w", err)
+		}
+		s.cfg.Faults = append(s.cfg.Faults, f)
+	}
+	return s.load()
 }
 
 // engines makes the profiles into engines.
