@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,6 +57,7 @@ kinds are crash, restart, slow, hang, ecc, up and down.`,
 	s.flags(f)
 	f.StringVar(&s.part, "part", "0:1", "which part of the trace to run, as shares of its time: 0:0.75")
 	f.StringSliceVar(&s.policies, "policy", []string{"weighted", "least-conn"}, "policies, or all")
+	f.StringVar(&s.html, "html", "", "write a page with plots to this file, too")
 	f.BoolVar(&s.json, "json", false, "print one JSON array, an object for each policy")
 	return cmd
 }
@@ -89,6 +91,7 @@ type simulation struct {
 	kvTokens int
 	faults   []string
 	json     bool
+	html     string
 	cfg      sim.Config
 }
 
@@ -109,6 +112,7 @@ func (s *simulation) run(ctx context.Context) error {
 	}
 	results := []simResult{}
 	var rows []sim.Summary
+	var runs []*sim.Result
 	for i, name := range s.policies {
 		cfg := s.cfg
 		cfg.Policy = name
@@ -119,12 +123,19 @@ func (s *simulation) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		r.Decisions = nil // a record holds its whole fleet
+		runs = append(runs, r)
 		sum := r.Summary()
 		rows = append(rows, sum)
 		results = append(results, simResult{
 			Policy: name, Seed: s.cfg.Seed, HitShare: sum.HitShare, MeanTTFTMillis: millis(sum.MeanTTFT),
 			P99TTFTMillis: millis(sum.P99TTFT), MeanE2EMillis: millis(sum.MeanE2E), Failed: sum.Failed,
 		})
+	}
+	if s.html != "" {
+		if err := s.page(runs); err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
 	}
 	if s.json {
 		e := json.NewEncoder(s.out)
@@ -241,11 +252,24 @@ func parsePart(text string) (from, to float64, err error) {
 	return from, to, nil
 }
 
+// note says what was simulated.
+func (s *simulation) note() string {
+	return fmt.Sprintf("%d requests; %d endpoints of %s, read every %v, seed %d",
+		len(s.cfg.Trace.Requests), s.cfg.Endpoints, strings.Join(s.profiles, ", "), s.cfg.ReportEvery, s.cfg.Seed)
+}
+
+// page writes the report with plots.
+func (s *simulation) page(runs []*sim.Result) error {
+	var b bytes.Buffer
+	if err := sim.WritePage(&b, s.cfg.Trace.Name, s.note(), runs); err != nil {
+		return err
+	}
+	return os.WriteFile(s.html, b.Bytes(), 0o644)
+}
+
 // table prints the figures.
 func (s *simulation) table(rows []sim.Summary) error {
-	t := s.cfg.Trace
-	fmt.Fprintf(s.out, "%s: %d requests; %d endpoints of %s, read every %v, seed %d\n\n",
-		t.Name, len(t.Requests), s.cfg.Endpoints, strings.Join(s.profiles, ", "), s.cfg.ReportEvery, s.cfg.Seed)
+	fmt.Fprintf(s.out, "%s: %s\n\n", s.cfg.Trace.Name, s.note())
 	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\thit %\tTTFT mean ms\tp50\tp99\tE2E mean ms\tp99\tfailed\t")
 	for i, r := range rows {
