@@ -30,7 +30,7 @@ func ReadDecisions(name string, r io.Reader) (*Trace, error) {
 	for {
 		l, err := lines.Next()
 		if errors.Is(err, io.EOF) {
-			return b.trace(name)
+			return finish(name, b.requests)
 		}
 		if err == nil {
 			err = b.take(l)
@@ -48,6 +48,7 @@ type decisionsReader struct {
 	open map[attempt]int
 }
 
+// attempt names a request's attempt.
 type attempt struct {
 	id     string
 	number int
@@ -114,12 +115,12 @@ func (q *logged) prompt(l *decision.Logged, i uint64) {
 	}
 }
 
-// trace puts the requests into the order of time, since lines come as decisions
-// end.
-func (b *decisionsReader) trace(name string) (*Trace, error) {
+// finish makes the trace of a log's requests: in the order of time, since lines come
+// as requests end, and without those whose prompt has no known length.
+func finish(name string, requests []logged) (*Trace, error) {
 	known, sum := 0, 0
-	for i := range b.requests {
-		if n := b.requests[i].answer; n >= 0 {
+	for i := range requests {
+		if n := requests[i].answer; n >= 0 {
 			known, sum = known+1, sum+n
 		}
 	}
@@ -127,7 +128,7 @@ func (b *decisionsReader) trace(name string) (*Trace, error) {
 	if known > 0 {
 		answer = sum / known
 	}
-	requests := slices.DeleteFunc(b.requests, func(q logged) bool { return q.tokens == 0 })
+	requests = slices.DeleteFunc(requests, func(q logged) bool { return q.tokens == 0 })
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("%s: no request in it whose prompt has a known length", name)
 	}

@@ -40,8 +40,8 @@ for each policy: an hour of traffic takes seconds. The picker that decides is th
 that serves; what is simulated is the engines, the network and time. The same flags
 give the same figures.
 
-A trace is a file (Mooncake's JSONL, Azure's CSV or a file of log.decisions, gzip'd
-or not) or generated:` + workloads.String() + `
+A trace is a file (Mooncake's JSONL, Azure's CSV, a file of log.decisions, vLLM's log of
+requests or OpenAI requests in JSONL, gzip'd or not) or generated:` + workloads.String() + `
 
 Policies, or all:` + policies.String() + `
 
