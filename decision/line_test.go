@@ -150,3 +150,18 @@ func FuzzLog(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkLine writes the line of a decision over 8 endpoints.
+func BenchmarkLine(b *testing.B) {
+	rec := filled()
+	for len(rec.Candidates) < 8 {
+		rec.Candidates = append(rec.Candidates, rec.Candidates...)
+		rec.Predictions = append(rec.Predictions, rec.Predictions...)
+	}
+	chain := make([]uint64, 256)
+	var line []byte
+	for b.Loop() {
+		line, _ = decision.AppendDecisionLine(line[:0], rec, chain)
+	}
+	b.ReportMetric(float64(len(line)), "B/line")
+}

@@ -76,7 +76,7 @@ var vllmStamp = regexp.MustCompile(`(?:DEBUG|INFO|WARNING|ERROR) (\d\d-\d\d \d\d
 // Without token IDs the prompt's text stands for them. --max-log-len cuts both and
 // must not be set. Stamps are full seconds: what has one is spread over it.
 func ReadVLLMLog(name string, r io.Reader) (*Trace, error) {
-	v := vllmLog{of: map[string]int{}}
+	v := vllmLog{of: map[string]int{}, last: time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)}
 	err := lines(name, r, func(_ int, text []byte) error {
 		m := vllmStamp.FindSubmatch(text)
 		if m == nil {
@@ -103,7 +103,7 @@ func ReadVLLMLog(name string, r io.Reader) (*Trace, error) {
 type vllmLog struct {
 	requests []logged
 	of       map[string]int // by ID
-	last     time.Time
+	last     time.Time      // the latest stamp, in years since the first
 }
 
 func (v *vllmLog) take(at time.Time, says []byte) error {
@@ -122,10 +122,12 @@ func (v *vllmLog) take(at time.Time, says []byte) error {
 		return errors.New("request has no ID: want \"Received request ID: …\"")
 	}
 	// The stamp has no year: one that is months before the last is the next year's.
-	for at.Before(v.last.AddDate(0, -6, 0)) {
+	if at = at.AddDate(v.last.Year()-at.Year(), 0, 0); at.Before(v.last.AddDate(0, -6, 0)) {
 		at = at.AddDate(1, 0, 0)
 	}
-	v.last = at
+	if at.After(v.last) {
+		v.last = at
+	}
 	id := string(rest[:end])
 	i, known := v.of[id]
 	if !known {

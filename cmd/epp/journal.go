@@ -6,37 +6,52 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"epp.internal/epp/decision"
 	"epp.internal/epp/picker"
 )
 
 // journal writes every decision into a file (log.decisions). No request waits for
-// the disk: lines go through a queue, and what finds it full is dropped and
-// counted. A nil journal writes nothing.
+// the disk, nor for a line to be made: what is to be written is copied into a queue,
+// and what finds it full is dropped and counted. A nil journal writes nothing.
 type journal struct {
 	path    string
 	most    int64
 	log     *slog.Logger
 	dropped atomic.Uint64
+	waiting atomic.Int64 // bytes in the queue
 	done    chan error
 
 	mu     sync.Mutex // guards the following fields
-	lines  chan []byte
+	queue  chan noted
 	closed bool
-	made   *decision.Settings // what the latest decision was made by
 
 	// The writer's own.
 	file *os.File
 	out  *bufio.Writer
 	size int64
-	head []byte // the line of the settings that hold, with which a new file begins
+	made *decision.Settings // what the last decision in the file was made by
+	head []byte             // their line, with which a new file begins
+	line []byte
 }
 
-// journalQueue is how many lines may wait for the disk: with 4 kB each, 16 MB.
-const journalQueue = 4096
+// noted is a decision or an end that is to be written.
+type noted struct {
+	rec   *decision.Record
+	chain []uint64
+	end   *decision.LoggedEnd
+	bytes int64
+}
+
+// The bounds of the queue: how many wait for the disk, and how many bytes they take.
+const (
+	journalQueue = 1 << 14
+	journalBytes = 32 << 20
+)
 
 // openJournal opens the file and goes on behind what is there; an empty path is no
 // journal.
@@ -44,7 +59,7 @@ func openJournal(path string, most int64, log *slog.Logger) (*journal, error) {
 	if path == "" {
 		return nil, nil
 	}
-	j := &journal{path: path, most: most, log: log, done: make(chan error, 1), lines: make(chan []byte, journalQueue)}
+	j := &journal{path: path, most: most, log: log, done: make(chan error, 1), queue: make(chan noted, journalQueue)}
 	if err := j.open(); err != nil {
 		return nil, fmt.Errorf("log.decisions: %w", err)
 	}
@@ -70,51 +85,43 @@ func (j *journal) open() error {
 	return nil
 }
 
-// decided queues a decision, behind the settings that it was made by.
+// decided queues a decision.
 func (j *journal) decided(rec *decision.Record, chain []uint64) {
-	if j == nil {
-		return
-	}
-	text, err := decision.AppendDecisionLine(nil, rec, chain)
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if rec.Settings != j.made {
-		head, fault := decision.AppendSettingsLine(nil, rec.Settings)
-		if fault != nil || !j.put(head) {
-			j.drop(fault)
-			return // without its settings a decision says nothing
-		}
-		j.made = rec.Settings
-	}
-	if err != nil || !j.put(text) {
-		j.drop(err)
+	if j != nil {
+		own := int64(unsafe.Sizeof(*rec)) + int64(len(rec.Candidates))*int64(unsafe.Sizeof(decision.Candidate{})+unsafe.Sizeof(decision.Prediction{}))
+		j.put(noted{rec: rec, chain: chain, bytes: own + 8*int64(len(chain))})
 	}
 }
 
 // ended queues what became of an attempt.
 func (j *journal) ended(e *picker.Ending) {
-	if j == nil {
-		return
-	}
-	text, err := decision.AppendEndLine(nil, &decision.LoggedEnd{RequestID: e.RequestID, Attempt: e.Attempt, End: e.End})
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if err != nil || !j.put(text) {
-		j.drop(err)
+	if j != nil {
+		end := &decision.LoggedEnd{RequestID: e.RequestID, Attempt: e.Attempt, End: e.End}
+		j.put(noted{end: end, bytes: int64(unsafe.Sizeof(*end))})
 	}
 }
 
-// put queues a line if there is room. j.mu is held.
-func (j *journal) put(text []byte) bool {
-	if j.closed {
-		return false
+// put queues a copy of n, which is the caller's, if there is room.
+func (j *journal) put(n noted) {
+	if j.waiting.Add(n.bytes) > journalBytes {
+		j.waiting.Add(-n.bytes)
+		j.drop(nil)
+		return
 	}
-	select {
-	case j.lines <- text:
-		return true
-	default:
-		return false
+	if n.rec != nil {
+		n.rec, n.chain = n.rec.Clone(), slices.Clone(n.chain)
 	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.closed {
+		select {
+		case j.queue <- n:
+			return
+		default:
+		}
+	}
+	j.waiting.Add(-n.bytes)
+	j.drop(nil)
 }
 
 // drop counts a line that is lost; err is nil where there was no room.
@@ -132,19 +139,15 @@ func (j *journal) lost() uint64 {
 	return j.dropped.Load()
 }
 
-// settingsKey begins the lines of settings.
-const settingsKey = `{"settings":`
-
 // write is the writer: it empties the queue, and flushes whenever that is empty.
 func (j *journal) write() {
 	var broken error
-	for text := range j.lines {
-		if len(text) > len(settingsKey) && string(text[:len(settingsKey)]) == settingsKey {
-			j.head = text
-		}
+	for n := range j.queue {
+		j.waiting.Add(-n.bytes)
 		if broken == nil {
-			broken = j.append(text)
-		} else {
+			broken = j.append(&n)
+		}
+		if broken != nil {
 			j.drop(broken)
 		}
 	}
@@ -154,22 +157,46 @@ func (j *journal) write() {
 	j.done <- errors.Join(broken, j.file.Close())
 }
 
-// append writes a line, in a new file where this one is full.
-func (j *journal) append(text []byte) error {
+// append writes a line, behind the settings that it was made by. The error is the
+// disk's; a record that JSON cannot say is dropped alone.
+func (j *journal) append(n *noted) (err error) {
+	if n.end != nil {
+		j.line, err = decision.AppendEndLine(j.line[:0], n.end)
+	} else {
+		j.line, err = decision.AppendDecisionLine(j.line[:0], n.rec, n.chain)
+	}
+	var head []byte
+	if err == nil && n.rec != nil && n.rec.Settings != j.made {
+		head, err = decision.AppendSettingsLine(nil, n.rec.Settings)
+	}
+	if err != nil {
+		j.drop(err)
+		return nil
+	}
+	if head != nil {
+		if err := j.flow(head); err != nil {
+			return err
+		}
+		j.made, j.head = n.rec.Settings, head
+	}
+	if err := j.flow(j.line); err != nil {
+		return err
+	}
+	if len(j.queue) == 0 {
+		return j.out.Flush()
+	}
+	return nil
+}
+
+// flow writes bytes, in a new file where this one is full.
+func (j *journal) flow(text []byte) error {
 	if j.size+int64(len(text)) > j.most && j.size > int64(len(j.head)) {
 		if err := j.turn(); err != nil {
-			j.drop(err)
 			return err
 		}
 	}
 	_, err := j.out.Write(text)
 	j.size += int64(len(text))
-	if err == nil && len(j.lines) == 0 {
-		err = j.out.Flush()
-	}
-	if err != nil {
-		j.drop(err)
-	}
 	return err
 }
 
@@ -198,7 +225,7 @@ func (j *journal) close() error {
 	closed := j.closed
 	j.closed = true
 	if !closed {
-		close(j.lines)
+		close(j.queue)
 	}
 	j.mu.Unlock()
 	if closed {
