@@ -49,17 +49,31 @@ type Summary struct {
 	MeanTTFT, P50TTFT, P99TTFT time.Duration
 	MeanE2E, P99E2E            time.Duration
 	Failed                     int
-	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even.
+	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even; 0:
+	// not known.
 	Imbalance float64
 }
 
-// Summary counts the requests; those that failed are in no time.
+// Summary is Summarize, and what the endpoints did.
 func (r *Result) Summary() Summary {
+	s := Summarize(r.Requests)
+	var most, all time.Duration
+	for _, e := range r.Endpoints {
+		most, all = max(most, e.Busy), all+e.Busy
+	}
+	if all > 0 {
+		s.Imbalance = float64(most) * float64(len(r.Endpoints)) / float64(all)
+	}
+	return s
+}
+
+// Summarize counts requests; those that failed are in no time.
+func Summarize(outcomes []Outcome) Summary {
 	var s Summary
 	var ttft, e2e []time.Duration
 	var prompt, cached int
-	for i := range r.Requests {
-		o := &r.Requests[i]
+	for i := range outcomes {
+		o := &outcomes[i]
 		if o.Failed {
 			s.Failed++
 			continue
@@ -75,13 +89,6 @@ func (r *Result) Summary() Summary {
 	slices.Sort(e2e)
 	s.MeanTTFT, s.P50TTFT, s.P99TTFT = mean(ttft), quantile(ttft, 0.5), quantile(ttft, 0.99)
 	s.MeanE2E, s.P99E2E = mean(e2e), quantile(e2e, 0.99)
-	var most, all time.Duration
-	for _, e := range r.Endpoints {
-		most, all = max(most, e.Busy), all+e.Busy
-	}
-	if all > 0 {
-		s.Imbalance = float64(most) * float64(len(r.Endpoints)) / float64(all)
-	}
 	return s
 }
 
