@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"epp.internal/epp/decision"
 	"epp.internal/epp/engine"
 	"epp.internal/epp/trace"
 )
@@ -29,6 +30,8 @@ type Config struct {
 	Trace *trace.Trace
 	// Policy is the name of one of Policies.
 	Policy string
+	// Change, if not nil, changes the settings of a policy of ours before the run.
+	Change func(*decision.Settings)
 	// Endpoints is how many there are at the start.
 	Endpoints int
 	// Engine is what every endpoint runs; Engines overrides it for the first

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -49,6 +50,9 @@ type Summary struct {
 	MeanTTFT, P50TTFT, P99TTFT time.Duration
 	MeanE2E, P99E2E            time.Duration
 	Failed                     int
+	// Least and Most are the requests of the endpoints that had the fewest and the
+	// most, over the mean of all: 0 and above 1.
+	Least, Most float64
 	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even.
 	Imbalance float64
 }
@@ -79,10 +83,24 @@ func (r *Result) Summary() Summary {
 	for _, e := range r.Endpoints {
 		most, all = max(most, e.Busy), all+e.Busy
 	}
+	s.Least, s.Most = r.spread()
 	if all > 0 {
 		s.Imbalance = float64(most) * float64(len(r.Endpoints)) / float64(all)
 	}
 	return s
+}
+
+// spread is the fewest and the most requests of an endpoint, over the mean.
+func (r *Result) spread() (least, most float64) {
+	fewest, highest, all := math.MaxInt, 0, 0
+	for _, e := range r.Endpoints {
+		fewest, highest, all = min(fewest, e.Requests), max(highest, e.Requests), all+e.Requests
+	}
+	if all == 0 {
+		return 0, 0
+	}
+	mean := float64(all) / float64(len(r.Endpoints))
+	return float64(fewest) / mean, float64(highest) / mean
 }
 
 func mean(sorted []time.Duration) time.Duration {
