@@ -37,8 +37,10 @@ type Outcome struct {
 // EndpointResult is what one endpoint did.
 type EndpointResult struct {
 	Name string
-	// Busy is how long its steps took.
+	// Busy is how long its steps took, and Dollars what that costs by the profile's
+	// price of an hour.
 	Busy        time.Duration
+	Dollars     float64
 	Requests    int
 	Preemptions uint64
 }
@@ -55,6 +57,9 @@ type Summary struct {
 	Least, Most float64
 	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even.
 	Imbalance float64
+	// DollarsPer1000 is what the engines' busy time costs for 1,000 requests that were
+	// served: idle time is what a smaller pool would save.
+	DollarsPer1000 float64
 }
 
 // Summary counts the requests; those that failed are in no time.
@@ -82,6 +87,7 @@ func (r *Result) Summary() Summary {
 	var most, all time.Duration
 	for _, e := range r.Endpoints {
 		most, all = max(most, e.Busy), all+e.Busy
+		s.DollarsPer1000 += e.Dollars * 1000 / float64(max(1, len(ttft)))
 	}
 	s.Least, s.Most = r.spread()
 	if all > 0 {

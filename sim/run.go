@@ -287,7 +287,7 @@ const minMemory = 1 << 15
 func (w *world) result() *Result {
 	r := &Result{Policy: w.cfg.Policy, Seed: w.cfg.Seed, Requests: w.outcomes, Virtual: time.Duration(w.at)}
 	for _, e := range w.endpoints {
-		r.Endpoints = append(r.Endpoints, EndpointResult{Name: e.name, Busy: e.busy, Requests: e.taken, Preemptions: e.preemptions()})
+		r.Endpoints = append(r.Endpoints, EndpointResult{Name: e.name, Busy: e.busy, Dollars: e.busy.Hours() * profileOf(e.cfg).DollarsPerHour, Requests: e.taken, Preemptions: e.preemptions()})
 	}
 	if p, ok := w.router.(*product); ok {
 		r.Decisions = p.picker.Ring()

@@ -194,8 +194,12 @@ func (b *bench) held() error {
 	return nil
 }
 
-// generatedRequests is how many of each generated workload.
-const generatedRequests = 1500
+// How many requests of each generated workload there are, and how many where one
+// workload is a table of its own.
+const (
+	generatedRequests = 600
+	hotRequests       = 3000
+)
 
 // generated is every workload that package trace can make.
 func (b *bench) generated() error {
@@ -270,8 +274,8 @@ func (b *bench) spread() error {
 		{name: "both", change: func(s *decision.Settings) { s.Spread = decision.Spread{Cold: true, Hot: true} }},
 		{name: "`gate: 300ms`", change: func(s *decision.Settings) { s.Gate = 300 * time.Millisecond }},
 	}
-	for _, kind := range []string{"hot", "agents", "rag", "bursts", ""} {
-		tr, w := (*trace.Trace)(nil), trace.Workload{Kind: kind, Requests: 2 * generatedRequests}
+	for _, kind := range []string{"hot", "agents", "rag", "batch", ""} {
+		tr, w := (*trace.Trace)(nil), trace.Workload{Kind: kind, Requests: hotRequests}
 		title := "Synthetic, `" + kind + "`"
 		if kind == "" {
 			tr, w, title = b.conversation.Part(0, 0.25), trace.Workload{}, "The conversation trace, first quarter"
@@ -305,7 +309,7 @@ func (b *bench) faults() error {
 	}
 	cfg := pool(8)
 	cfg.Engine.MaxRunning = 256
-	return b.shares("A hot prefix, 256 running slots each, synthetic:", cfg, trace.Workload{Kind: "hot", Requests: 2 * generatedRequests})
+	return b.shares("A hot prefix, 256 running slots each, synthetic:", cfg, trace.Workload{Kind: "hot", Requests: hotRequests})
 }
 
 // shares prints who starves and who drowns: the requests of the endpoints that had
