@@ -48,14 +48,15 @@ func (c *Claim) add(name string, value float64, unit string) {
 
 // Claims runs what the article that this picker follows says of routing: each claim
 // with an experiment of its own, all synthetic, seeded and of profile article-8b where
-// nothing else is said. It takes some ten seconds of a core.
+// nothing else is said. It takes a few seconds of a core.
 func Claims(ctx context.Context) ([]Claim, error) {
+	b := &claimBook{ctx: ctx, chats: claimTrace("chat", 1000), runs: map[string]*Result{}}
 	var claims []Claim
-	for _, make := range []func(context.Context) (Claim, error){
-		claimHit, claimRandom, claimLocality, claimWeightedRoundRobin, claimURLHash, claimAffinity,
-		claimGrowth, claimHerd, claimQueueHerd, claimMigration, claimColdStart, claimHitIsLatency,
+	for _, made := range []func() (Claim, error){
+		b.claimHit, b.claimRandom, b.claimLocality, b.claimWeightedRoundRobin, b.claimURLHash, b.claimAffinity,
+		b.claimGrowth, b.claimHerd, b.claimQueueHerd, b.claimMigration, b.claimColdStart, b.claimHitIsLatency,
 	} {
-		c, err := make(ctx)
+		c, err := made()
 		if err != nil {
 			return nil, err
 		}
@@ -64,14 +65,21 @@ func Claims(ctx context.Context) ([]Claim, error) {
 	return claims, nil
 }
 
-// claimRun is one run of a claim's experiment, on engines of a profile.
-func claimRun(ctx context.Context, tr *trace.Trace, policy string, endpoints int, profile string, change func(*Config)) (*Result, error) {
+// claimBook runs experiments, those that claims share once.
+type claimBook struct {
+	ctx   context.Context
+	chats *trace.Trace
+	runs  map[string]*Result // of chats, by policy
+}
+
+// run is one run of a claim's experiment, on engines of a profile.
+func (b *claimBook) run(tr *trace.Trace, policy string, endpoints int, profile string, change func(*Config)) (*Result, error) {
 	p, _ := engine.ProfileNamed(profile)
 	cfg := Config{Trace: tr, Policy: policy, Endpoints: endpoints, Engine: engine.Config{Profile: p}, Seed: 1}
 	if change != nil {
 		change(&cfg)
 	}
-	return Run(ctx, cfg)
+	return Run(b.ctx, cfg)
 }
 
 // claimTrace generates a workload of seed 1.
@@ -90,7 +98,7 @@ func ask(at time.Duration, session uint64, answer int, segments ...trace.Segment
 	return trace.Request{At: at, Session: session, Prompt: segments, Answer: trace.Segment{ID: 9<<40 | uint64(at), Tokens: answer}}
 }
 
-func claimHit(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimHit() (Claim, error) {
 	c := Claim{Says: "4,096 tokens in the cache take 45 ms; cold ones 0.9 s on an 8B model and 8.2 s on a 70B one", Holds: true}
 	prompt := trace.Segment{ID: 1, Tokens: 4096}
 	tr := &trace.Trace{Requests: []trace.Request{ask(0, 1, 1, prompt), ask(time.Minute, 1, 1, prompt)}}
@@ -98,7 +106,7 @@ func claimHit(ctx context.Context) (Claim, error) {
 		profile, name string
 		cold          float64
 	}{{"article-8b", "8B", 900}, {"article-70b", "70B", 8200}} {
-		r, err := claimRun(ctx, tr, "weighted", 1, p.profile, nil)
+		r, err := b.run(tr, "weighted", 1, p.profile, nil)
 		if err != nil {
 			return c, err
 		}
@@ -110,10 +118,10 @@ func claimHit(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-func claimRandom(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimRandom() (Claim, error) {
 	c := Claim{Says: "On 32 endpoints, random routing sends 97 % of requests to a cold cache"}
 	// 1,200 prompts, each asked once, then all once more in the same order.
-	const prompts = 1200
+	const prompts = 800
 	tr := &trace.Trace{}
 	for i := range 2 * prompts {
 		id := uint64(i % prompts)
@@ -121,7 +129,7 @@ func claimRandom(ctx context.Context) (Claim, error) {
 	}
 	var cold [2]float64
 	for n, policy := range []string{"random", "weighted"} {
-		r, err := claimRun(ctx, tr, policy, 32, "article-8b", nil)
+		r, err := b.run(tr, policy, 32, "article-8b", nil)
 		if err != nil {
 			return c, err
 		}
@@ -136,24 +144,26 @@ func claimRandom(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-// chatRuns runs conversations on 8 endpoints by each of the policies.
-func chatRuns(ctx context.Context, policies ...string) (*trace.Trace, []*Result, error) {
-	tr := claimTrace("chat", 1500)
+// chat runs conversations on 8 endpoints by each of the policies.
+func (b *claimBook) chat(policies ...string) ([]*Result, error) {
 	var runs []*Result
 	for _, policy := range policies {
-		r, err := claimRun(ctx, tr, policy, 8, "article-8b", nil)
-		if err != nil {
-			return nil, nil, err
+		if b.runs[policy] == nil {
+			r, err := b.run(b.chats, policy, 8, "article-8b", nil)
+			if err != nil {
+				return nil, err
+			}
+			b.runs[policy] = r
 		}
-		runs = append(runs, r)
+		runs = append(runs, b.runs[policy])
 	}
-	return tr, runs, nil
+	return runs, nil
 }
 
-func claimLocality(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimLocality() (Claim, error) {
 	c := Claim{Says: "Round robin, random and least connections work against cache locality", Holds: true}
 	names := []string{"weighted", "least-conn", "round-robin", "random"}
-	_, runs, err := chatRuns(ctx, names...)
+	runs, err := b.chat(names...)
 	if err != nil {
 		return c, err
 	}
@@ -169,15 +179,15 @@ func claimLocality(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-func claimWeightedRoundRobin(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimWeightedRoundRobin() (Claim, error) {
 	c := Claim{Says: "Weighted round robin handles mixed hardware, but is blind to caches (half the endpoints a100-8b, half three times slower)"}
 	fast, _ := engine.ProfileNamed("a100-8b")
 	slow, _ := engine.ProfileNamed("article-8b")
-	tr := claimTrace("agents", 1200)
+	tr := claimTrace("agents", 600)
 	names := []string{"weighted", "weighted-round-robin", "round-robin"}
 	var mean, hit [3]float64
 	for i, policy := range names {
-		r, err := claimRun(ctx, tr, policy, 8, "a100-8b", func(cfg *Config) {
+		r, err := b.run(tr, policy, 8, "a100-8b", func(cfg *Config) {
 			for n := range 8 {
 				p := fast
 				if n%2 == 1 {
@@ -198,9 +208,9 @@ func claimWeightedRoundRobin(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-func claimURLHash(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimURLHash() (Claim, error) {
 	c := Claim{Says: "A hash of the URL knows nothing of prompts: every chat has the same one"}
-	_, runs, err := chatRuns(ctx, "url-hash", "header-hash")
+	runs, err := b.chat("url-hash", "header-hash")
 	if err != nil {
 		return c, err
 	}
@@ -229,33 +239,33 @@ func turnsKept(tr *trace.Trace, r *Result) float64 {
 	return 100 * float64(kept) / float64(max(1, further))
 }
 
-func claimAffinity(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimAffinity() (Claim, error) {
 	c := Claim{Says: "Session affinity falls out: a conversation stays where its cache is, and nothing is configured"}
 	names := []string{"weighted", "header-hash", "least-conn"}
-	tr, runs, err := chatRuns(ctx, names...)
+	runs, err := b.chat(names...)
 	if err != nil {
 		return c, err
 	}
 	var kept [3]float64
 	for i, r := range runs {
-		kept[i] = turnsKept(tr, r)
+		kept[i] = turnsKept(b.chats, r)
 		c.add(names[i]+": turns that stay", kept[i], "%")
 	}
 	c.Holds = kept[0] > 95 && kept[2] < 30
 	return c, nil
 }
 
-func claimGrowth(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimGrowth() (Claim, error) {
 	c := Claim{Says: "A conversation's match grows to 80–90 % of the prompt and more"}
-	tr, runs, err := chatRuns(ctx, "weighted")
+	runs, err := b.chat("weighted")
 	if err != nil {
 		return c, err
 	}
 	turn := map[uint64]int{}
 	var cached, prompt [6]float64
 	for i, o := range runs[0].Requests {
-		n := min(turn[tr.Requests[i].Session], 5)
-		turn[tr.Requests[i].Session]++
+		n := min(turn[b.chats.Requests[i].Session], 5)
+		turn[b.chats.Requests[i].Session]++
 		cached[n] += float64(o.CachedTokens)
 		prompt[n] += float64(o.PromptTokens)
 	}
@@ -270,8 +280,8 @@ func claimGrowth(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-// herd is one request of a prompt, and 20 s later 200 of it within a second.
-func herd() *trace.Trace {
+// herdTrace is one request of a prompt, and 20 s later 200 of it within a second.
+func herdTrace() *trace.Trace {
 	prompt := trace.Segment{ID: 5, Tokens: 4096}
 	tr := &trace.Trace{Requests: []trace.Request{ask(0, 0, 1, prompt)}}
 	for i := range 200 {
@@ -281,10 +291,10 @@ func herd() *trace.Trace {
 	return tr
 }
 
-// herdRun is what became of the herd: the share of the endpoint that had most of
+// herd is what became of the herd: the share of the endpoint that had most of
 // it, in per cent, and the mean time to the end.
-func herdRun(ctx context.Context, policy string, slots int) (most, e2e float64, err error) {
-	r, err := claimRun(ctx, herd(), policy, 8, "article-8b", func(cfg *Config) { cfg.Engine.MaxRunning = slots })
+func (b *claimBook) herd(policy string, slots int) (most, e2e float64, err error) {
+	r, err := b.run(herdTrace(), policy, 8, "article-8b", func(cfg *Config) { cfg.Engine.MaxRunning = slots })
 	if err != nil {
 		return 0, 0, err
 	}
@@ -292,29 +302,29 @@ func herdRun(ctx context.Context, policy string, slots int) (most, e2e float64, 
 	return 100 * s.Most / 8, inMillis(s.MeanE2E), nil
 }
 
-func claimHerd(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimHerd() (Claim, error) {
 	c := Claim{Says: "200 requests for one cached prefix within a second are spread by the queue factor and maxQueue (16 running slots each)"}
-	most, e2e, err := herdRun(ctx, "weighted", 16)
+	most, e2e, err := b.herd("weighted", 16)
 	if err != nil {
 		return c, err
 	}
 	c.add("weighted: busiest of 8 has", most, "%")
 	c.add("to the end", e2e, "ms")
-	other, spread, err := herdRun(ctx, "least-conn", 16)
+	other, spread, err := b.herd("least-conn", 16)
 	c.add("least-conn:", other, "%")
 	c.add("to the end", spread, "ms")
 	c.Holds = most < 50
 	return c, err
 }
 
-func claimQueueHerd(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimQueueHerd() (Claim, error) {
 	c := Claim{
 		Says: "The same with 256 running slots each",
 		Why:  "no queue forms where every request runs at once; what spreads them is load, from some dozen requests on, and predicted cost from the first",
 	}
 	var most [3]float64
 	for i, policy := range []string{"weighted", "gate", "latency"} {
-		m, e2e, err := herdRun(ctx, policy, 256)
+		m, e2e, err := b.herd(policy, 256)
 		if err != nil {
 			return c, err
 		}
@@ -325,7 +335,7 @@ func claimQueueHerd(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-func claimMigration(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimMigration() (Claim, error) {
 	c := Claim{Says: "A turn that leaves an overloaded home pays for what is cached there alone: a partial match, not a cold cache"}
 	// Everybody has the same 1,024 tokens before a document that one endpoint holds;
 	// sixty questions on it within half a second are more than its queue takes.
@@ -339,7 +349,7 @@ func claimMigration(ctx context.Context) (Claim, error) {
 	for i := range 60 {
 		tr.Requests = append(tr.Requests, ask(2*time.Minute+time.Duration(i)*8*time.Millisecond, 1, 200, system, document, trace.Segment{ID: 1000 + uint64(i), Tokens: 64}))
 	}
-	r, err := claimRun(ctx, tr, "weighted", 4, "article-8b", func(cfg *Config) { cfg.Engine.MaxRunning = 8 })
+	r, err := b.run(tr, "weighted", 4, "article-8b", func(cfg *Config) { cfg.Engine.MaxRunning = 8 })
 	if err != nil {
 		return c, err
 	}
@@ -367,7 +377,7 @@ func claimMigration(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-func claimColdStart(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimColdStart() (Claim, error) {
 	c := Claim{Says: "A new prefix goes by load and queue, and fills one cache; what follows finds it there"}
 	tr := &trace.Trace{}
 	for i := range 64 {
@@ -375,7 +385,7 @@ func claimColdStart(ctx context.Context) (Claim, error) {
 			tr.Requests = append(tr.Requests, ask(time.Duration(2*i+n)*2*time.Second, uint64(i), 1, trace.Segment{ID: 10 + uint64(i), Tokens: 2048}))
 		}
 	}
-	r, err := claimRun(ctx, tr, "weighted", 8, "article-8b", nil)
+	r, err := b.run(tr, "weighted", 8, "article-8b", nil)
 	if err != nil {
 		return c, err
 	}
@@ -394,15 +404,15 @@ func claimColdStart(ctx context.Context) (Claim, error) {
 	return c, nil
 }
 
-func claimHitIsLatency(ctx context.Context) (Claim, error) {
+func (b *claimBook) claimHitIsLatency() (Claim, error) {
 	c := Claim{
 		Says: "Who computes least is fastest: the best match gives the lowest latency (a100-8b, tool-using agents)",
 		Why:  "the gate gives up a little of the cache and is faster: waiting costs, too",
 	}
-	tr := claimTrace("agents", 1500)
+	tr := claimTrace("agents", 800)
 	var sums [2]Summary
 	for i, policy := range []string{"weighted", "gate"} {
-		r, err := claimRun(ctx, tr, policy, 8, "a100-8b", nil)
+		r, err := b.run(tr, policy, 8, "a100-8b", nil)
 		if err != nil {
 			return c, err
 		}

@@ -223,9 +223,9 @@ func TestParseFault(t *testing.T) {
 // TestMooncakesOrder: in figure 5 of Mooncake's paper random routing takes 3.73 times
 // as long to the first token as load balancing, and going by what each endpoint's
 // cache leaves to compute 0.68 times, on 16 endpoints of a 70B model. The model gives
-// the order, on the first eighth of the conversation trace with answers of one token.
+// the order, on the first sixteenth of the conversation trace with answers of one token.
 func TestMooncakesOrder(t *testing.T) {
-	tr := conversation(t).Part(0, 0.125)
+	tr := conversation(t).Part(0, 0.0625)
 	for i := range tr.Requests {
 		tr.Requests[i].Answer.Tokens = 1
 	}
