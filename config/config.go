@@ -326,6 +326,14 @@ type Limits struct {
 type Log struct {
 	// Level is "error", "warn", "info" (default), "debug" or "trace".
 	Level string `json:"level"`
+	// Decisions is a file that gets every decision with all of its inputs, one JSON
+	// object a line, for epp replay and epp tune. It holds no prompt and no token, but
+	// lengths and hashes under a key that is not in it; only its owner may read it.
+	// Default "": none.
+	Decisions string `json:"decisions"`
+	// DecisionsBytes is how long that file gets before it becomes FILE.1, in place of
+	// the one before, and a new one begins. Default 256MiB, range 1MiB–1TiB.
+	DecisionsBytes Bytes `json:"decisionsBytes"`
 }
 
 // Values of Pool.Engine.
@@ -374,7 +382,7 @@ func Default() *Config {
 			OwnBlocks:   1 << 20,
 			RingBytes:   32 << 20,
 		},
-		Log: Log{Level: "info"},
+		Log: Log{Level: "info", DecisionsBytes: 256 << 20},
 	}
 }
 

@@ -91,6 +91,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
 	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)
 	between(&v, "limits.ownBlocks", c.Limits.OwnBlocks, 1<<10, 1<<26)
+	v.size("log.decisionsBytes", c.Log.DecisionsBytes, 1<<20, 1<<40)
 	v.size("limits.ringBytes", c.Limits.RingBytes, 64<<10, 16<<30)
 
 	v.eventSource(c)

@@ -80,6 +80,8 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 	}
 	if p.Settings.Predicts() {
 		race = p.expect(in, rec, race)
+	} else if in.Predict {
+		p.predict(in, rec)
 	}
 	rec.Chosen, rec.RunnerUp = race.first.index-1, race.second.index-1
 	return rec.Chosen, nil
@@ -431,7 +433,7 @@ func Replay(p *Policy, rec *decision.Record) *decision.Record {
 		BlockedTokens: rec.BlockedTokens,
 		Now:           rec.At,
 	}
-	in.View.Pace = rec.Pace
+	in.View.Pace, in.Predict = rec.Pace, len(rec.Predictions) > 0
 	var tried epp.Slots
 	in.View.Serves = epp.Slots{}
 	if rec.HasSubset {

@@ -24,9 +24,6 @@ func ours(name, help string, set func(s *decision.Settings)) Policy {
 			s.Load.MaxRunning = 0
 		}
 		set(s)
-		if w.cfg.Change != nil {
-			w.cfg.Change(s)
-		}
 		return newProduct(w, s)
 	}}
 }

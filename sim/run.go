@@ -107,6 +107,9 @@ func newWorld(cfg Config) (*world, error) {
 		}
 	}
 	p := PolicyNamed(cfg.Policy)
+	if s := cfg.Settings; s != nil {
+		p = &Policy{cfg.Policy, "", true, func(w *world) (router, error) { own := *s; return newProduct(w, &own) }}
+	}
 	w.readsEvents = p.readsEvents
 	var err error
 	if w.router, err = p.make(w); err != nil {

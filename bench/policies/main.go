@@ -265,7 +265,11 @@ func (b *bench) vary(variants []variant, tr *trace.Trace, generate trace.Workloa
 		fmt.Printf("| %s |", v.name)
 		for _, endpoints := range []int{8, 16} {
 			cfg := pool(endpoints)
-			cfg.Trace, cfg.Policy, cfg.Change, cfg.ReportEvery = tr, "weighted", v.change, v.every
+			cfg.Trace, cfg.Policy, cfg.ReportEvery = tr, v.name, v.every
+			cfg.Settings = decision.Defaults()
+			if v.change != nil {
+				v.change(cfg.Settings)
+			}
 			f, err := b.run(cfg, generate)
 			if err != nil {
 				return err
