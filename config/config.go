@@ -55,6 +55,8 @@ type Config struct {
 	// one by more than this; the weighted sum decides among the rest. 300ms is a
 	// good start. Default 0: no gate. Else 10ms–10m.
 	Gate Duration `json:"gate"`
+	// Spread spreads prefixes over the pool, beside the weighted sum.
+	Spread Spread `json:"spread"`
 
 	// MaxQueue is the queue, in requests, at which an endpoint is full: the
 	// queue factor is 0 from there on and the endpoint is no candidate.
@@ -163,6 +165,18 @@ type Load struct {
 	MaxRunning int `json:"maxRunning"`
 	// MaxUtilization is the load that counts as full. Default 1.0; above 0, at most 1.
 	MaxUtilization float64 `json:"maxUtilization"`
+}
+
+// Spread says what spreads prefixes, beside the weighted sum. It has no meaning
+// with policy latency, which needs neither.
+type Spread struct {
+	// Cold lets a tie between endpoints that hold nothing of a prompt go to the one
+	// that has waited longest for such a request. Default false: a hash decides.
+	Cold bool `json:"cold"`
+	// Hot leaves out the endpoints that hold a prefix while all of them are full
+	// (load 1) and another is not half as loaded, which so gets a copy. Default
+	// false.
+	Hot bool `json:"hot"`
 }
 
 // Cache says where the knowledge of cached blocks comes from.
@@ -391,6 +405,7 @@ func (c *Config) Settings(staleAfter time.Duration) *decision.Settings {
 	s := decision.Defaults()
 	s.StaleAfter = staleAfter
 	s.Policy, s.Gate = c.Policy, c.Gate.Duration
+	s.Spread = decision.Spread{Cold: c.Spread.Cold, Hot: c.Spread.Hot}
 	s.MaxQueue, s.OnSaturated = c.MaxQueue, c.OnSaturated
 	s.Load = decision.Load{Source: c.Load.Source, MaxRunning: c.Load.MaxRunning, MaxUtilization: c.Load.MaxUtilization}
 	s.Weights = nil

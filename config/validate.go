@@ -62,6 +62,9 @@ func (c *Config) Validate(custom ...string) []Fault {
 	if c.Gate.Duration != 0 {
 		v.duration("gate", c.Gate, 10*time.Millisecond, 10*time.Minute)
 	}
+	if c.Policy == decision.Latency && c.Spread != (Spread{}) {
+		v.fault("spread", "policy latency goes by predicted time alone; want policy weighted, or no spread")
+	}
 	between(&v, "maxQueue", c.MaxQueue, 1, 100_000)
 	between(&v, "fallbacks", c.Fallbacks, 0, 8)
 	between(&v, "load.maxRunning", c.Load.MaxRunning, 0, 1<<16)

@@ -271,10 +271,10 @@ func (s *simulation) page(runs []*sim.Result) error {
 func (s *simulation) table(rows []sim.Summary) error {
 	fmt.Fprintf(s.out, "%s: %s\n\n", s.cfg.Trace.Name, s.note())
 	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "policy\thit %\tTTFT mean ms\tp50\tp99\tE2E mean ms\tp99\tfailed\t")
+	fmt.Fprintln(w, "policy\thit %\tTTFT mean ms\tp50\tp99\tE2E mean ms\tp99\tfailed\t$ per 1,000\t")
 	for i, r := range rows {
-		fmt.Fprintf(w, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t\n", s.policies[i], 100*r.HitShare,
-			millis(r.MeanTTFT), millis(r.P50TTFT), millis(r.P99TTFT), millis(r.MeanE2E), millis(r.P99E2E), r.Failed)
+		fmt.Fprintf(w, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%.2f\t\n", s.policies[i], 100*r.HitShare,
+			millis(r.MeanTTFT), millis(r.P50TTFT), millis(r.P99TTFT), millis(r.MeanE2E), millis(r.P99E2E), r.Failed, r.DollarsPer1000)
 	}
 	return w.Flush()
 }
