@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"epp.internal/epp"
 	"epp.internal/epp/block"
 	"epp.internal/epp/extproc"
 	"epp.internal/epp/report"
@@ -28,6 +29,9 @@ type source struct {
 	left     chan struct{} // closed when the endpoint leaves
 	// ranks is how many endpoints are behind the address; an agent reports for one.
 	ranks int
+	// dcgm is true where we read the GPUs of a DCGM exporter: it knows XIDs, which
+	// no agent does, so what an agent says of GPUs is not heard.
+	dcgm bool
 }
 
 // part is a part of an endpoint's state, and whose turn it is to tell it. The zero
@@ -139,8 +143,16 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 		},
 	}
 	feed.Health, _ = any(src.sink.Member).(report.Health)
+	if src.dcgm {
+		feed.Health = withoutGPU{feed.Health}
+	}
 	return feed, nil
 }
+
+// withoutGPU passes on all that a report says of health but the GPU.
+type withoutGPU struct{ report.Health }
+
+func (withoutGPU) GPU(time.Time, epp.GPU) {}
 
 // parts are those that an agent reports.
 func (src *source) parts(o report.Opening) (parts []*part) {
