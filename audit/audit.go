@@ -183,7 +183,3 @@ func (s *State) Doubt(now time.Time) uint8 {
 	}
 	return uint8(min(100, math.Round(100*d)))
 }
-
-// Forget trusts the endpoint again, since its engine has restarted. What was
-// counted stays.
-func (s *State) Forget() { *s = State{total: s.total, expected: s.expected, reported: s.reported} }

@@ -78,10 +78,6 @@ func TestALiarIsDoubted(t *testing.T) {
 	if got := s.Total(); got[audit.Unconfirmed] != 8 || got[audit.Agrees] != uint64(n) {
 		t.Errorf("counted %v", got)
 	}
-	s.Forget()
-	if s.Doubt(now) != 0 || s.Alarm() != audit.Agrees || s.Total()[audit.Unconfirmed] != 8 {
-		t.Errorf("a new engine: doubt %v, alarm %v, counted %v", s.Doubt(now), s.Alarm(), s.Total())
-	}
 }
 
 // Whatever engines report: doubt is at most 100 hundredths, nothing is held against

@@ -170,6 +170,7 @@ func (f *follower) hear(ctx context.Context, k *sink, src kvevents.Source) {
 			Gap:   func(uint64) { m.KVGap() },
 			Restart: func() {
 				m.KVRestart()
+				k.Restarted()
 				f.restarted()
 			},
 			Lost:    f.restarted,
