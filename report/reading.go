@@ -103,6 +103,16 @@ func ProbeOf(err error, slowly bool) *wire.Probe {
 	return &wire.Probe{Slowly: slowly}
 }
 
+// AgeOf is the age of a block's end in its wire form, nil where it is too old to
+// be told.
+func AgeOf(age time.Duration) *uint32 {
+	if age > maxAge {
+		return nil
+	}
+	ms := uint32(max(0, age).Milliseconds())
+	return &ms
+}
+
 // Age writes how long ago a reading began into it.
 func Age(r *wire.Reading, age time.Duration) {
 	r.AgeMs = uint32(min(max(0, age), maxAge).Milliseconds())

@@ -254,7 +254,10 @@ func (b *beside) subscribe(ctx context.Context, src kvevents.Source, lost chan<-
 	}
 	sub := kvevents.Subscriber{
 		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: b.agent, Log: b.log,
-		Hooks: kvevents.Hooks{Restart: restarted, Lost: restarted},
+		Hooks: kvevents.Hooks{Lost: restarted, Restart: func() {
+			b.agent.Restarted()
+			restarted()
+		}},
 	}
 	_ = sub.Run(ctx) // ends with ctx
 }

@@ -142,6 +142,13 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 			s.watch.changed()
 		},
 	}
+	if o.Blocks {
+		feed.Event = func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) }
+		feed.Restarted = func() {
+			s.metrics.KVRestart()
+			src.sink.Restarted()
+		}
+	}
 	feed.Health, _ = any(src.sink.Member).(report.Health)
 	if src.dcgm {
 		feed.Health = withoutGPU{feed.Health}
