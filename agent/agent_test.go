@@ -274,3 +274,26 @@ func TestAges(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Two agents that speak for one endpoint take it from each other ever more seldom:
+// one whose place was taken waits half a minute, then twice as long. One whose picker
+// restarts is back at once all the same.
+func TestTwoAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two, p := New(Options{}), New(Options{}), newPicker(1)
+		defer p.close()
+		stopOne := p.follow(one, 0, nil)
+		settle(time.Second)
+		stopTwo := p.follow(two, 0, nil)
+		settle(29 * time.Second)
+		if n := p.saw().opened; n != 2 {
+			t.Errorf("%d streams in half a minute; want 2", n)
+		}
+		settle(time.Hour)
+		if n := p.saw().opened; n < 3 || n > 14 || p.saw().open != 1 {
+			t.Errorf("%d streams in an hour, %d are open; want one, and at most 14 in all", n, p.saw().open)
+		}
+		stopOne()
+		stopTwo()
+	})
+}

@@ -10,10 +10,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"epp.internal/epp/block"
 	"epp.internal/epp/report/wire"
@@ -35,6 +37,12 @@ const (
 	// within a second of its return.
 	redialMin = 50 * time.Millisecond
 	redialMax = time.Second
+	// A client whose place another stream took, which the status Aborted says, waits
+	// yieldMin, and twice as long each time that it happens again, up to yieldMax: two
+	// agents for one endpoint would take it from each other for ever, each time with
+	// a snapshot. Guesses: an agent that is replaced for good ends within yieldMin.
+	yieldMin = 30 * time.Second
+	yieldMax = 16 * time.Minute
 )
 
 // A Source is what a Client tells. A Client calls it from one goroutine.
@@ -95,6 +103,7 @@ func (c *Client) Run(ctx context.Context) error {
 	defer conn.Close()
 	client := wire.NewReportsClient(conn)
 	told := ""
+	yield := yieldMin
 	for wait := redialMin; ctx.Err() == nil; {
 		stood, err := c.stream(ctx, client)
 		if ctx.Err() != nil {
@@ -107,9 +116,17 @@ func (c *Client) Run(ctx context.Context) error {
 		if stood {
 			wait = redialMin
 		}
+		pause := wait
+		switch {
+		case status.Code(err) == codes.Aborted:
+			pause, yield = yield, min(2*yield, yieldMax)
+			c.Log.Warn("agent: another one speaks for the endpoint", "picker", c.Picker, "endpoint", c.Hello.Endpoint, "wait", pause.String())
+		case stood:
+			yield = yieldMin
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
+		case <-time.After(pause):
 		}
 		wait = min(2*wait, redialMax)
 	}
