@@ -80,7 +80,7 @@ type Facts struct {
 	misses             int // probes that failed in a row
 
 	gpu       epp.GPU
-	gpuAt     time.Time
+	gpuUntil  time.Time // when the reading says nothing more; zero: there is none
 	tooHot    bool
 	errorsAt  time.Time // the last rise of double-bit errors
 	errorsWas epp.Gauge
@@ -131,7 +131,16 @@ func (f *Facts) GPU(now time.Time, g epp.GPU) {
 		}
 		f.errorsWas = e
 	}
-	f.gpu, f.gpuAt = g, now
+	f.gpu, f.gpuUntil = g, now.Add(gpuForgotten)
+}
+
+// GPUUntil tells that nobody reads the endpoint's GPUs any more: what the last
+// reading said is forgotten at that time, unless another comes before.
+func (f *Facts) GPUUntil(now, until time.Time) {
+	f.Score(now)
+	if until.Before(f.gpuUntil) {
+		f.gpuUntil = until
+	}
 }
 
 // Read tells a reading of the engine's page. mayLeave says whether the endpoint
@@ -235,7 +244,7 @@ func (f *Facts) target(now time.Time) (float64, epp.HealthReason) {
 	atMost(stuck && halted >= endless, Cutoff, epp.NoProgress)
 	atMost(stuck && halted >= haltAfter, halting, epp.NoProgress)
 
-	if f.gpuAt.IsZero() || now.Sub(f.gpuAt) > gpuForgotten {
+	if now.After(f.gpuUntil) {
 		return worst, why
 	}
 	for _, x := range f.gpu.XIDs {

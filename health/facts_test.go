@@ -20,6 +20,7 @@ import (
 //	new [probed]                            a sound endpoint, or one that waits for its first probe
 //	probe at=5s how=well|slowly|failed      a probe has ended
 //	gpu at=5s [temperature=84] [errors=1] [memory=0.99] [xid=79]
+//	abandoned at=5s until=8s                nobody reads the GPU any more
 //	read at=5s [waiting=3] [tokens=100] [asleep] [mayLeave] [every=200ms until=20s]
 //	warm at=5s blocks=10 median=5000
 //	look at=(1s,2s,3s)                      nothing happens
@@ -59,6 +60,10 @@ func TestFacts(t *testing.T) {
 				g.XIDs = []int{x}
 			}
 			f.GPU(now, g)
+		case "abandoned":
+			var until string
+			d.ScanArgs(t, "until", &until)
+			f.GPUUntil(now, moment(t, until))
 		case "read":
 			tokens := gauge(t, d, "tokens")
 			l := epp.Load{
