@@ -53,7 +53,11 @@ func TestProbesMayTakeThePool(t *testing.T) {
 	}
 	wantSeen(t, seen(tab, start), "a", "0.0 probe_failed", "b", "0.0 probe_failed", "c", "0.0 probe_failed")
 
-	ms[0].Probed(start, nil, false)
+	for range 2 {
+		ms[0].Probed(start, nil, false)
+	}
+	wantSeen(t, seen(tab, start), "a", "0.0 probe_failed")
+	start := start.Add(10 * time.Second)
 	wantSeen(t, seen(tab, start), "a", "0.5 probe_failed")
 	for range 9 { // with two out of three, no outcome takes the third
 		b := book(t, tab, "a", 1)
