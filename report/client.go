@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"google.golang.org/grpc"
@@ -64,10 +65,12 @@ type Client struct {
 	Picker string
 	// Hello says for which endpoint, and what of it.
 	Hello *wire.Hello
-	// Token proves that we may; empty where a certificate does.
-	Token string
-	// TLS is the client's side of it; nil: none, for a picker on the same host.
-	TLS    *tls.Config
+	// Token proves that we may, and is called for each stream; nil where a certificate
+	// does.
+	Token func() string
+	// TLS is the client's side of it, and is called for each handshake: authorities are
+	// renewed while we run; nil: none, for a picker on the same host.
+	TLS    func() *tls.Config
 	Source Source
 
 	// Log gets a line for each change of state; nil discards.
@@ -89,7 +92,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	creds := insecure.NewCredentials()
 	if c.TLS != nil {
-		creds = credentials.NewTLS(c.TLS)
+		creds = freshTLS{credentials.NewTLS(c.TLS()), c.TLS}
 	}
 	conn, err := grpc.NewClient(c.Picker, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
@@ -133,13 +136,29 @@ func (c *Client) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// freshTLS is TLS whose settings are those of now at each handshake.
+type freshTLS struct {
+	credentials.TransportCredentials
+	now func() *tls.Config
+}
+
+// ClientHandshake makes a handshake. gRPC calls it for each connection.
+func (f freshTLS) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return credentials.NewTLS(f.now()).ClientHandshake(ctx, authority, conn)
+}
+
+// Clone returns a copy.
+func (f freshTLS) Clone() credentials.TransportCredentials {
+	return freshTLS{f.TransportCredentials.Clone(), f.now}
+}
+
 // stream opens a stream and tells until it ends. stood is true where the picker
 // took it.
 func (c *Client) stream(ctx context.Context, client wire.ReportsClient) (stood bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if c.Token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token)
+	if c.Token != nil {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token())
 	}
 	opening := time.AfterFunc(openTimeout, cancel)
 	defer opening.Stop()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -132,11 +133,11 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 	if err := report.CheckValues(f.values); err != nil {
 		return nil, fmt.Errorf("--value: %w", err)
 	}
-	token, err := readToken("--token-file", f.tokenFile)
+	token, err := newToken("--token-file", f.tokenFile, log)
 	if err != nil {
 		return nil, err
 	}
-	side, err := f.clientTLS()
+	side, err := f.clientTLS(log)
 	if err != nil {
 		return nil, err
 	}
@@ -155,8 +156,9 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 	return b, nil
 }
 
-// clientTLS is our side of TLS, nil where none is wanted.
-func (f *agentFlags) clientTLS() (*tls.Config, error) {
+// clientTLS is our side of TLS, as its files say at each handshake; nil where none is
+// wanted.
+func (f *agentFlags) clientTLS(log *slog.Logger) (func() *tls.Config, error) {
 	if f.plaintext {
 		if f.ca+f.cert+f.key != "" {
 			return nil, errors.New("--plaintext: leaves --ca, --cert and --key unused; remove one or the other")
@@ -164,12 +166,6 @@ func (f *agentFlags) clientTLS() (*tls.Config, error) {
 		return nil, nil
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.ca != "" {
-		var err error
-		if c.RootCAs, err = readCA("--ca", f.ca); err != nil {
-			return nil, err
-		}
-	}
 	if f.cert+f.key != "" {
 		// Read at each handshake: certificates are renewed while we run.
 		read := func() (*tls.Certificate, error) {
@@ -184,7 +180,18 @@ func (f *agentFlags) clientTLS() (*tls.Config, error) {
 		}
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
 	}
-	return c, nil
+	if f.ca == "" {
+		return func() *tls.Config { return c }, nil
+	}
+	roots, err := newRenewed(func() (*x509.CertPool, error) { return readCA("--ca", f.ca) }, log)
+	if err != nil {
+		return nil, err
+	}
+	return func() *tls.Config {
+		now := c.Clone()
+		now.RootCAs = roots.get()
+		return now
+	}, nil
 }
 
 // run reads and tells until ctx ends.

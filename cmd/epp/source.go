@@ -3,13 +3,9 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -196,7 +192,7 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 		},
 	}
 	var err error
-	if o.Token, err = readToken("reports.tokenFile", c.Reports.TokenFile); err != nil {
+	if o.Token, err = newToken("reports.tokenFile", c.Reports.TokenFile, log); err != nil {
 		return nil, err
 	}
 	if c.TLS.Insecure {
@@ -206,12 +202,12 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 		return nil, err
 	}
 	if c.Reports.ClientCA != "" {
-		if o.TLS.ClientCAs, err = readCA("reports.clientCA", c.Reports.ClientCA); err != nil {
-			return nil, err
-		}
 		o.TLS.ClientAuth = tls.RequireAndVerifyClientCert
-		if o.Token != "" { // then either will do
+		if o.Token != nil { // then either will do
 			o.TLS.ClientAuth = tls.VerifyClientCertIfGiven
+		}
+		if o.TLS, err = verifying(o.TLS, c.Reports.ClientCA, log); err != nil {
+			return nil, err
 		}
 	}
 	return report.NewServer(o), nil
@@ -219,35 +215,3 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 
 // serveReports serves agents on l.
 func (s *system) serveReports(l net.Listener) error { return s.reports.Serve(l) }
-
-// minToken is the shortest secret that is one.
-const minToken = 16
-
-// readToken reads a secret from a file, without blanks around it; no file, none.
-func readToken(setting, file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", setting, err)
-	}
-	token := strings.TrimSpace(string(data))
-	if len(token) < minToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", fmt.Errorf("%s: %q holds no token; want at least %d printable characters without a blank", setting, file, minToken)
-	}
-	return token, nil
-}
-
-// readCA reads the certificates of authorities.
-func readCA(setting, file string) (*x509.CertPool, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", setting, err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("%s: %w", setting, errors.New(file+" holds no certificate in PEM form"))
-	}
-	return pool, nil
-}
