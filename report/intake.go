@@ -23,7 +23,9 @@ const (
 	maxName        = 1024 // bytes: of a model, an adapter
 	maxNames       = 4096 // models, and adapters
 	maxXIDs        = 64
-	maxError       = 1024 // bytes
+	// maxMissed bounds the reports that are missing before one: more is no loss.
+	maxMissed = 1 << 20
+	maxError  = 1024 // bytes
 	// MaxValues bounds the free key-values of an agent, MaxValueBytes each key and
 	// each value.
 	MaxValues     = 32
@@ -118,7 +120,9 @@ func (t *intake) take(now time.Time, r *wire.Report) (order, late bool, missed u
 	if r.Number < t.next {
 		return false, true, 0, nil
 	}
-	missed = r.Number - t.next
+	if missed = r.Number - t.next; missed > maxMissed {
+		return false, false, 0, fmt.Errorf("report %d: %d is due; at most %d may be missing", r.Number, t.next, maxMissed)
+	}
 	if missed > 0 {
 		t.whole, t.filling = false, false
 	}
@@ -228,7 +232,7 @@ func (t *intake) takeReading(now time.Time, r *wire.Report) {
 		t.begun = 0
 		switch {
 		case d.Failed == "":
-			to.Load(t.mark, t.began, loadOf(d))
+			to.Load(t.mark, t.began, believed(loadOf(d)))
 		case d.Refused:
 			to.Failed(now, fmt.Errorf("agent: %s: %w", d.Failed, syscall.ECONNREFUSED))
 		default:
@@ -255,7 +259,7 @@ func (t *intake) takeFacts(now time.Time, r *wire.Report) {
 		t.feed.Models(models)
 	}
 	if g := r.Gpu; g != nil && t.feed.Health != nil {
-		t.feed.Health.GPU(now, gpuOf(g))
+		t.feed.Health.GPU(now, believedGPU(gpuOf(g)))
 	}
 	if p := r.Probe; p != nil && t.feed.Health != nil {
 		var err error
