@@ -130,8 +130,12 @@ func (f *Facts) Probed(now time.Time, ok, slowly bool) {
 		return
 	}
 	f.misses, f.probeSlow = 0, slowly
-	if first { // nothing was wrong: there is nothing to recover from
-		f.lost, f.reason = 0, epp.HealthSound
+	if first && 1-f.lost >= unproven {
+		// Nothing but the wait was wrong: there is nothing to recover from. What other
+		// facts take stays taken.
+		target, reason := f.target(now)
+		f.lost = 1 - max(target, 1-f.lost)
+		f.reason = reason
 	}
 }
 
