@@ -112,3 +112,31 @@ func TestDoubtIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// TestMixedCauses: answers that are wrong for four causes in turn are as wrong as
+// those with one: the alarm names the most frequent, and ends when all agree.
+func TestMixedCauses(t *testing.T) {
+	var s audit.State
+	lie := audit.Outcome{Predicted: 480, OurTokens: 500, EngineTokens: 500, BlockTokens: 16, Heard: true}
+	agrees, template, guess, late, odd := lie, lie, lie, lie, lie
+	agrees.Reported = 480
+	template.EngineTokens = 510
+	guess.Heard = false
+	late.Gone = true
+	odd.Reported = 100
+	for range 10 { // of six answers four are wrong, at most a sixth for one cause but lag
+		for _, o := range []audit.Outcome{agrees, late, template, agrees, odd, guess} {
+			s.Add(start, o)
+		}
+	}
+	s.Add(start, late)
+	if s.Alarm() != audit.Lag || s.Share(audit.Lag) > 0.3 {
+		t.Errorf("alarm %v at a share of %v", s.Alarm(), s.Share(s.Alarm()))
+	}
+	for range 60 {
+		s.Add(start, agrees)
+	}
+	if s.Alarm() != audit.Agrees {
+		t.Errorf("alarm %v after 60 good answers", s.Alarm())
+	}
+}
