@@ -46,7 +46,8 @@ type Agent struct {
 	mu sync.Mutex // guards the following fields
 
 	mirror     mirror
-	incomplete bool // the events say so
+	at         time.Time // when the engine did what is being applied; zero: not known
+	incomplete bool      // the events say so
 	tellers    []*Teller
 
 	// begun counts the readings of the page, and beganAt is when the last one
@@ -57,6 +58,8 @@ type Agent struct {
 	models  *wire.Models
 	gpu     *wire.GPU
 	probe   *wire.Probe
+
+	restarts uint64 // of the engine, since our start
 }
 
 // New returns an agent that knows nothing yet.
@@ -159,7 +162,9 @@ func (a *Agent) Apply(_ time.Time, events []epp.BlockEvent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := range events {
-		switch e := &events[i]; e.Kind {
+		e := &events[i]
+		a.at = e.At
+		switch e.Kind {
 		case epp.BlockStored:
 			a.mirror.store(e)
 		case epp.BlockRemoved:
@@ -170,6 +175,7 @@ func (a *Agent) Apply(_ time.Time, events []epp.BlockEvent) {
 			a.clear()
 		}
 	}
+	a.at = time.Time{}
 	a.wake(func(*Teller) {})
 }
 
@@ -187,6 +193,14 @@ func (a *Agent) clear() {
 	for _, t := range a.tellers {
 		t.cleared()
 	}
+}
+
+// Restarted takes that the engine is another process than before.
+func (a *Agent) Restarted() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.restarts++
+	a.wake(func(*Teller) {})
 }
 
 // Incomplete takes whether blocks may be missing from the events.
@@ -220,6 +234,8 @@ type Teller struct {
 	pending        []change
 	ahead          int
 	fresh, filling bool
+	// clearedAt is when the engine cleared its cache, since the last snapshot began.
+	clearedAt time.Time
 
 	begins uint64 // a reading that has begun; 0: none has
 	due    struct{ reading, models, gpu, probe, values bool }
@@ -233,6 +249,7 @@ type change struct {
 	blockTokens int
 	tier        string
 	group       int
+	at          time.Time // of one that went; zero: not known
 }
 
 // Changed gives a value when something is to be told.
@@ -250,7 +267,7 @@ func (t *Teller) Open(key block.Key) {
 	a := t.a
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	t.open, t.key, t.begins = true, key, 0
+	t.open, t.key, t.begins, t.clearedAt = true, key, 0, time.Time{}
 	t.restart()
 	t.due.reading, t.due.models, t.due.gpu, t.due.probe = a.read.number > 0, a.models != nil, a.gpu != nil, a.probe != nil
 	t.due.values = len(a.values) > 0
@@ -265,6 +282,7 @@ func (t *Teller) restart() {
 func (t *Teller) cleared() {
 	if t.open {
 		t.restart()
+		t.clearedAt = t.a.at
 	}
 }
 
@@ -294,8 +312,9 @@ func (t *Teller) block(n *node, stored bool) {
 }
 
 func (t *Teller) queue(n *node, stored bool) {
-	c := change{kind: wire.BlockEvent_REMOVED, id: n.id, tier: n.name.tier, group: n.name.group}
+	c := change{kind: wire.BlockEvent_REMOVED, id: n.id, tier: n.name.tier, group: n.name.group, at: t.a.at}
 	if stored {
+		c.at = time.Time{}
 		c.kind, c.key, c.blockTokens = wire.BlockEvent_STORED, t.hash(n), n.blockTokens
 		if !n.first {
 			c.parent = n.parent.id
@@ -309,14 +328,18 @@ func (t *Teller) Next(now time.Time) (r *wire.Report, more bool) {
 	a := t.a
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r = &wire.Report{Incomplete: a.incomplete || a.mirror.full}
+	r = &wire.Report{Incomplete: a.incomplete || a.mirror.full, Restarts: a.restarts}
 	if t.fresh {
+		if !t.clearedAt.IsZero() {
+			t.pending = append(t.pending, change{kind: wire.BlockEvent_CLEARED, at: t.clearedAt})
+			t.clearedAt = time.Time{}
+		}
 		a.mirror.reached(func(n *node) { t.queue(n, true) })
 		t.ahead = len(t.pending)
 		t.fresh, t.filling, r.SnapshotBegin = false, true, true
 	}
 	n := min(len(t.pending), reportBlocks)
-	r.Events = events(t.pending[:n])
+	r.Events = events(now, t.pending[:n])
 	t.ahead = max(0, t.ahead-n)
 	if t.pending = t.pending[n:]; len(t.pending) == 0 {
 		t.pending = nil
@@ -349,18 +372,23 @@ func (t *Teller) Next(now time.Time) (r *wire.Report, more bool) {
 }
 
 // events puts changes that follow on each other into one event each.
-func events(changes []change) (out []*wire.BlockEvent) {
+func events(now time.Time, changes []change) (out []*wire.BlockEvent) {
 	var e *wire.BlockEvent
 	var last *change
 	for i := range changes {
 		c := &changes[i]
-		joins := e != nil && c.kind == last.kind && c.tier == last.tier && c.group == last.group &&
+		joins := e != nil && c.kind == last.kind && c.tier == last.tier && c.group == last.group && c.at.Equal(last.at) &&
 			(c.kind == wire.BlockEvent_REMOVED || c.parent == last.id && c.blockTokens == last.blockTokens)
 		if !joins {
 			e = &wire.BlockEvent{Kind: c.kind, Parent: c.parent, BlockTokens: uint32(c.blockTokens), Tier: c.tier, Group: int32(c.group)}
+			if !c.at.IsZero() {
+				e.AgeMs = report.AgeOf(now.Sub(c.at))
+			}
 			out = append(out, e)
 		}
-		e.Names = append(e.Names, c.id)
+		if c.kind != wire.BlockEvent_CLEARED {
+			e.Names = append(e.Names, c.id)
+		}
 		if c.kind == wire.BlockEvent_STORED {
 			e.Keys = append(e.Keys, c.key)
 		}

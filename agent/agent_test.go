@@ -253,3 +253,74 @@ func flip(e *engine) []epp.BlockEvent {
 		{Kind: epp.BlockRemoved, Hashes: hash},
 	}
 }
+
+// What went has its age in reports, also where the engine cleared its cache and a
+// snapshot follows; what was there before a picker came has none. The engine's
+// restarts are counted.
+func TestAges(t *testing.T) {
+	now := time.Unix(1000, 0)
+	ago := func(ms int) time.Time { return now.Add(-time.Duration(ms) * time.Millisecond) }
+	a := New(Options{})
+	stored := func(hash uint64) epp.BlockEvent {
+		return epp.BlockEvent{Kind: epp.BlockStored, Hashes: []uint64{hash}, Tokens: []uint32{1, 2, 3, uint32(hash)}, BlockTokens: blockSize}
+	}
+	removed := func(hash uint64, at time.Time) epp.BlockEvent {
+		return epp.BlockEvent{Kind: epp.BlockRemoved, Hashes: []uint64{hash}, At: at}
+	}
+	p := a.Teller(0)
+	next := func() (out string) {
+		r, _ := p.Next(now)
+		for _, e := range r.Events {
+			out += fmt.Sprintf("%v %d", e.Kind, len(e.Names))
+			if e.AgeMs != nil {
+				out += fmt.Sprintf(" %d ms ago", *e.AgeMs)
+			}
+			out += "; "
+		}
+		return fmt.Sprintf("%srestarts %d", out, r.Restarts)
+	}
+	a.Apply(now, []epp.BlockEvent{{Kind: epp.AllBlocksCleared, At: ago(50)}, stored(1), stored(2), stored(3), stored(4)})
+	p.Open(1)
+	for _, s := range []struct {
+		events []epp.BlockEvent
+		want   string
+	}{
+		{nil, "STORED 1; STORED 1; STORED 1; STORED 1; restarts 0"},
+		{[]epp.BlockEvent{removed(1, ago(30)), removed(2, ago(30))}, "REMOVED 2 30 ms ago; restarts 0"},
+		{[]epp.BlockEvent{removed(3, ago(20)), removed(4, time.Time{}), stored(5)}, "REMOVED 1 20 ms ago; REMOVED 1; STORED 1; restarts 0"},
+		{[]epp.BlockEvent{{Kind: epp.AllBlocksCleared, At: ago(10)}, stored(6)}, "CLEARED 0 10 ms ago; STORED 1; restarts 0"},
+	} {
+		a.Apply(now, s.events)
+		if got := next(); got != s.want {
+			t.Errorf("%s; want %s", got, s.want)
+		}
+	}
+	a.Reset(now) // nothing is known of when
+	a.Restarted()
+	if got := next(); got != "restarts 1" {
+		t.Error(got)
+	}
+}
+
+// Two agents that speak for one endpoint take it from each other ever more seldom:
+// one whose place was taken waits half a minute, then twice as long. One whose picker
+// restarts is back at once all the same.
+func TestTwoAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two, p := New(Options{}), New(Options{}), newPicker(1)
+		defer p.close()
+		stopOne := p.follow(one, 0, nil)
+		settle(time.Second)
+		stopTwo := p.follow(two, 0, nil)
+		settle(29 * time.Second)
+		if n := p.saw().opened; n != 2 {
+			t.Errorf("%d streams in half a minute; want 2", n)
+		}
+		settle(time.Hour)
+		if n := p.saw().opened; n < 3 || n > 14 || p.saw().open != 1 {
+			t.Errorf("%d streams in an hour, %d are open; want one, and at most 14 in all", n, p.saw().open)
+		}
+		stopOne()
+		stopTwo()
+	})
+}

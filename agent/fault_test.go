@@ -216,15 +216,15 @@ func TestHostile(t *testing.T) {
 	}{
 		{"no token", "", []*wire.Report{hello}, codes.Unauthenticated},
 		{"another token", "a shared secres", []*wire.Report{hello}, codes.Unauthenticated},
-		{"no hello", token, []*wire.Report{{Number: 1}}, codes.InvalidArgument},
-		{"another number", token, []*wire.Report{{Number: 7, Hello: hello.Hello}}, codes.InvalidArgument},
-		{"another pool's endpoint", token, []*wire.Report{{Number: 1, Hello: &wire.Hello{Endpoint: "10.0.0.8:8000"}}}, codes.NotFound},
-		{"says nothing", token, nil, codes.DeadlineExceeded},
-		{"a huge block", token, []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{BlockTokens: 1 << 30}}}}, codes.InvalidArgument},
-		{"a long tier", token, []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{Tier: long}}}}, codes.InvalidArgument},
-		{"many blocks", token, []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{Names: make([]uint64, 1<<17)}}}}, codes.InvalidArgument},
-		{"a long name", token, []*wire.Report{hello, {Number: 2, Models: &wire.Models{Models: []*wire.Model{{Name: long}}}}}, codes.InvalidArgument},
-		{"a large report", token, []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{Keys: make([]uint64, 1<<18)}}}}, codes.ResourceExhausted},
+		{"no hello", token(), []*wire.Report{{Number: 1}}, codes.InvalidArgument},
+		{"another number", token(), []*wire.Report{{Number: 7, Hello: hello.Hello}}, codes.InvalidArgument},
+		{"another pool's endpoint", token(), []*wire.Report{{Number: 1, Hello: &wire.Hello{Endpoint: "10.0.0.8:8000"}}}, codes.NotFound},
+		{"says nothing", token(), nil, codes.DeadlineExceeded},
+		{"a huge block", token(), []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{BlockTokens: 1 << 30}}}}, codes.InvalidArgument},
+		{"a long tier", token(), []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{Tier: long}}}}, codes.InvalidArgument},
+		{"many blocks", token(), []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{Names: make([]uint64, 1<<17)}}}}, codes.InvalidArgument},
+		{"a long name", token(), []*wire.Report{hello, {Number: 2, Models: &wire.Models{Models: []*wire.Model{{Name: long}}}}}, codes.InvalidArgument},
+		{"a large report", token(), []*wire.Report{hello, {Number: 2, Events: []*wire.BlockEvent{{Keys: make([]uint64, 1<<18)}}}}, codes.ResourceExhausted},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestGapsForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPicker(1)
 		defer p.close()
-		s, done := raw(t, p, token)
+		s, done := raw(t, p, token())
 		defer done()
 		for i := range uint64(20_000) {
 			r := &wire.Report{Number: 1 + 2*i, Events: []*wire.BlockEvent{{Kind: wire.BlockEvent_STORED, Names: []uint64{i + 1}, Keys: []uint64{i}, BlockTokens: 4}}}
@@ -284,13 +284,13 @@ func TestReplaced(t *testing.T) {
 		p := newPicker(1)
 		defer p.close()
 		hello := &wire.Report{Number: 1, Hello: &wire.Hello{Endpoint: endpoint, Blocks: true}}
-		one, doneOne := raw(t, p, token)
+		one, doneOne := raw(t, p, token())
 		defer doneOne()
 		_ = one.Send(hello)
 		if _, err := one.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		two, doneTwo := raw(t, p, token)
+		two, doneTwo := raw(t, p, token())
 		defer doneTwo()
 		_ = two.Send(hello)
 		if _, err := two.Recv(); err != nil {

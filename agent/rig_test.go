@@ -27,10 +27,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	endpoint  = "10.0.0.7:8000"
-	token     = "a shared secret"
 	blockSize = 4
 	interval  = 2 * time.Second
 )
+
+func token() string { return "a shared secret" }
 
 // picker is a picker's side: its index, and the server that writes into it.
 type picker struct {

@@ -84,8 +84,8 @@ const (
 	keep = 0.95 // of what was, at each answer: about twenty count
 	// leastAnswers are needed for an alarm or a discount.
 	leastAnswers = 8
-	// raised and lowered are the shares of answers with one cause at which the
-	// alarm begins and ends.
+	// raised and lowered are the shares of answers that disagree, for whatever cause,
+	// at which the alarm begins and ends.
 	raised, lowered = 0.3, 0.1
 	// leastDoubt is what is not held against an endpoint: evictions on the way.
 	leastDoubt = 0.1
@@ -134,18 +134,20 @@ func (s *State) Add(now time.Time, o Outcome) (c Cause, changed bool) {
 // enough is the weight of leastAnswers answers.
 var enough = (1 - math.Pow(keep, leastAnswers)) / (1 - keep)
 
-// alarmed is the cause that has the alarm now.
+// alarmed is the cause that has the alarm now: of all that disagrees, the most
+// frequent. Causes that take turns are no fewer answers that were wrong.
 func (s *State) alarmed() Cause {
 	if s.answers < enough-1e-9 {
 		return Agrees
 	}
-	worst := Template
+	worst, wrong := Template, 0.0
 	for c := Template; c < Causes; c++ {
+		wrong += s.recent[c]
 		if s.recent[c] > s.recent[worst] {
 			worst = c
 		}
 	}
-	share := s.recent[worst] / s.answers
+	share := wrong / s.answers
 	if share >= raised || s.alarm != Agrees && share >= lowered {
 		return worst
 	}
@@ -183,7 +185,3 @@ func (s *State) Doubt(now time.Time) uint8 {
 	}
 	return uint8(min(100, math.Round(100*d)))
 }
-
-// Forget trusts the endpoint again, since its engine has restarted. What was
-// counted stays.
-func (s *State) Forget() { *s = State{total: s.total, expected: s.expected, reported: s.reported} }

@@ -78,10 +78,6 @@ func TestALiarIsDoubted(t *testing.T) {
 	if got := s.Total(); got[audit.Unconfirmed] != 8 || got[audit.Agrees] != uint64(n) {
 		t.Errorf("counted %v", got)
 	}
-	s.Forget()
-	if s.Doubt(now) != 0 || s.Alarm() != audit.Agrees || s.Total()[audit.Unconfirmed] != 8 {
-		t.Errorf("a new engine: doubt %v, alarm %v, counted %v", s.Doubt(now), s.Alarm(), s.Total())
-	}
 }
 
 // Whatever engines report: doubt is at most 100 hundredths, nothing is held against
@@ -115,4 +111,32 @@ func TestDoubtIsBounded(t *testing.T) {
 			t.Fatalf("%d of %d answers are counted", sum, n)
 		}
 	})
+}
+
+// TestMixedCauses: answers that are wrong for four causes in turn are as wrong as
+// those with one: the alarm names the most frequent, and ends when all agree.
+func TestMixedCauses(t *testing.T) {
+	var s audit.State
+	lie := audit.Outcome{Predicted: 480, OurTokens: 500, EngineTokens: 500, BlockTokens: 16, Heard: true}
+	agrees, template, guess, late, odd := lie, lie, lie, lie, lie
+	agrees.Reported = 480
+	template.EngineTokens = 510
+	guess.Heard = false
+	late.Gone = true
+	odd.Reported = 100
+	for range 10 { // of six answers four are wrong, at most a sixth for one cause but lag
+		for _, o := range []audit.Outcome{agrees, late, template, agrees, odd, guess} {
+			s.Add(start, o)
+		}
+	}
+	s.Add(start, late)
+	if s.Alarm() != audit.Lag || s.Share(audit.Lag) > 0.3 {
+		t.Errorf("alarm %v at a share of %v", s.Alarm(), s.Share(s.Alarm()))
+	}
+	for range 60 {
+		s.Add(start, agrees)
+	}
+	if s.Alarm() != audit.Agrees {
+		t.Errorf("alarm %v after 60 good answers", s.Alarm())
+	}
 }

@@ -456,7 +456,9 @@ func TestAdaptersAreRemembered(t *testing.T) {
 	want("chat", "sql")
 	tab.Pick(fleet.Query{Adapter: "code"}, start, idlest)
 	want("sql", "code")
-	a.Reset(start)
+	a.Reset(start) // what was told is told anew: the engine is the same
+	want("sql", "code")
+	a.Restarted()
 	want()
 }
 

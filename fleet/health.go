@@ -57,6 +57,21 @@ func (m *Member) GPU(now time.Time, g epp.GPU) {
 	m.watch(now)
 }
 
+// GPUUntil tells that who read the endpoint's accelerators does so no longer: what
+// it said counts until then, unless another reading comes.
+func (m *Member) GPUUntil(now, until time.Time) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	if m.pos < 0 {
+		return
+	}
+	if until = until.Add(-gpuAge); until.Before(m.gpuAt) {
+		m.gpuAt = until
+	}
+	m.facts.GPUUntil(now, until.Add(gpuAge))
+	m.watch(now)
+}
+
 // failed counts a failure, and leaves the endpoint out if that is due and at most
 // half of the pool is. t.mu is held.
 func (m *Member) failed(now time.Time) {

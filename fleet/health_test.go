@@ -53,7 +53,11 @@ func TestProbesMayTakeThePool(t *testing.T) {
 	}
 	wantSeen(t, seen(tab, start), "a", "0.0 probe_failed", "b", "0.0 probe_failed", "c", "0.0 probe_failed")
 
-	ms[0].Probed(start, nil, false)
+	for range 2 {
+		ms[0].Probed(start, nil, false)
+	}
+	wantSeen(t, seen(tab, start), "a", "0.0 probe_failed")
+	start := start.Add(10 * time.Second)
 	wantSeen(t, seen(tab, start), "a", "0.5 probe_failed")
 	for range 9 { // with two out of three, no outcome takes the third
 		b := book(t, tab, "a", 1)
@@ -125,4 +129,24 @@ func TestWarmth(t *testing.T) {
 	store(ms[2], 500)
 	tab.RateWarmth(start)
 	wantSeen(t, seen(tab, start), "c", "1.0 ")
+}
+
+// TestGPUOutlivesNobody: what was said of a GPU by one who has gone counts until the
+// given time, its load and its faults, and not at all from then on.
+func TestGPUOutlivesNobody(t *testing.T) {
+	table := fleet.New(fleet.Options{})
+	a := join(table, "a")[0]
+	join(table, "b")
+	seen := func(after time.Duration) (s epp.Signals) {
+		table.Pick(fleet.Query{}, start.Add(after), func(v epp.View) (int, int) { s = v.Signals[0]; return -1, 0 })
+		return s
+	}
+	a.GPU(start, epp.GPU{Utilization: epp.Known(0.9), XIDs: []int{79}})
+	a.GPUUntil(start.Add(time.Second), start.Add(7*time.Second))
+	if s := seen(6900 * time.Millisecond); s.Health != 0 || s.GPU != epp.Known(0.9) {
+		t.Errorf("%+v before the end", s)
+	}
+	if s := seen(time.Minute); s.Health == 0 || s.GPU.Known {
+		t.Errorf("%+v long after", s)
+	}
 }

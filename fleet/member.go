@@ -14,7 +14,7 @@ import (
 
 // Member is one endpoint's place in the table, and what those that learn about
 // it write to: scrape through Begin, Load, Models and Failed; kvevents through
-// Apply, Reset and Incomplete. After Leave they do nothing.
+// Apply, Reset, Restarted and Incomplete. After Leave they do nothing.
 type Member struct {
 	t        *Table
 	endpoint epp.Endpoint
@@ -304,14 +304,21 @@ func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
 	}
 }
 
-// Reset drops all that is known of the engine's cache: it has restarted, or its
-// events were lost for good.
+// Reset drops all that is known of the engine's cache: it has restarted, or what
+// comes from now on tells all anew. What its claims were worth stays held against
+// the endpoint, and fades by itself: a liar is not believed for beginning anew.
 func (m *Member) Reset(now time.Time) {
 	m.blocks.Clear(now)
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
-	m.signals().Incomplete, m.signals().Doubt = m.lost, 0
-	m.truth.Forget()
+	m.signals().Incomplete = m.lost
+}
+
+// Restarted tells that the engine is another process than before: it has loaded
+// no adapter yet.
+func (m *Member) Restarted() {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
 	m.forgetAdapters()
 }
 

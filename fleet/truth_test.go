@@ -57,11 +57,15 @@ func TestVerify(t *testing.T) {
 		t.Errorf("doubt %v an hour later", d)
 	}
 	at = at.Add(-time.Hour)
-	a.Reset(at)
-	if d := seen(); d != 0 {
-		t.Errorf("doubt %v of a new engine", d)
-	}
 	bk := pick()
+	bk.Verify(at, a.Endpoint(), lie)
+	bk.End()
+	a.Reset(at)
+	a.Restarted()
+	if d := seen(); d != 100 || table.Snapshot()[0].Truth.Alarm() != audit.Unconfirmed {
+		t.Errorf("doubt %v of a liar that begins anew", d)
+	}
+	bk = pick()
 	bk.Served(at, "10.0.0.2:8000")
 	if _, ok := bk.Verify(at, a.Endpoint(), lie); ok {
 		t.Error("an answer counts against the endpoint that did not serve it")

@@ -25,8 +25,10 @@ const (
 )
 
 const (
-	// probesToFail is how many probes in a row must fail.
-	probesToFail = 3
+	// probesToFail is how many probes in a row must fail, probesToReturn how many must
+	// then end well.
+	probesToFail   = 3
+	probesToReturn = 2
 	// maxTemperature is where a GPU is too hot, in °C; it stays so until it is
 	// coolTemperature. Source: the article, section 7; the other is a guess.
 	maxTemperature  = 83
@@ -48,6 +50,12 @@ const (
 	// to be out at once: facts that come and go leave it between.
 	fall = 0.1
 	rise = 0.02
+
+	// What was left out comes back when nothing has left it out for firstHold, and for
+	// twice as long each time that it goes again before it was sound, up to longestHold.
+	// Guesses: readings come each second or two.
+	firstHold   = 10 * time.Second
+	longestHold = 2 * time.Minute
 
 	// warmest bounds what a cold cache takes; under youngBlocks of the median no
 	// endpoint is cold, and none is that holds a tenth of the median. Source: the
@@ -76,11 +84,17 @@ type Facts struct {
 	at     time.Time
 	reason epp.HealthReason
 
+	// outAt is when a fact last left the endpoint out, and hold how long after that it
+	// stays out; 0 for one that was sound since.
+	outAt time.Time
+	hold  time.Duration
+
 	awaited, probeSlow bool
 	misses             int // probes that failed in a row
+	wells              int // and that ended well, up to probesToReturn
 
 	gpu       epp.GPU
-	gpuAt     time.Time
+	gpuUntil  time.Time // when the reading says nothing more; zero: there is none
 	tooHot    bool
 	errorsAt  time.Time // the last rise of double-bit errors
 	errorsWas epp.Gauge
@@ -108,12 +122,20 @@ func (f *Facts) Probed(now time.Time, ok, slowly bool) {
 	first := f.awaited
 	f.awaited = false
 	if !ok {
-		f.misses = min(f.misses+1, probesToFail)
+		f.misses, f.wells = min(f.misses+1, probesToFail), 0
+		return
+	}
+	f.wells = min(f.wells+1, probesToReturn)
+	if f.misses == probesToFail && f.wells < probesToReturn {
 		return
 	}
 	f.misses, f.probeSlow = 0, slowly
-	if first { // nothing was wrong: there is nothing to recover from
-		f.lost, f.reason = 0, epp.HealthSound
+	if first && 1-f.lost >= unproven {
+		// Nothing but the wait was wrong: there is nothing to recover from. What other
+		// facts take stays taken.
+		target, reason := f.target(now)
+		f.lost = 1 - max(target, 1-f.lost)
+		f.reason = reason
 	}
 }
 
@@ -138,7 +160,16 @@ func (f *Facts) GPU(now time.Time, g epp.GPU) {
 		}
 		f.errorsWas = e
 	}
-	f.gpu, f.gpuAt = g, now
+	f.gpu, f.gpuUntil = g, now.Add(gpuForgotten)
+}
+
+// GPUUntil tells that nobody reads the endpoint's GPUs any more: what the last
+// reading said is forgotten at that time, unless another comes before.
+func (f *Facts) GPUUntil(now, until time.Time) {
+	f.Score(now)
+	if until.Before(f.gpuUntil) {
+		f.gpuUntil = until
+	}
 }
 
 // Read tells a reading of the engine's page. mayLeave says whether the endpoint
@@ -193,14 +224,21 @@ func (f *Facts) Sound(now time.Time) bool {
 }
 
 // settle moves the level to now and returns it. What leaves an endpoint out does
-// so at once; it comes back at the middle.
+// so at once; it comes back at the middle, when nothing has left it out for a while.
 func (f *Facts) settle(now time.Time) float64 {
 	target, reason := f.target(now)
 	level := 1 - f.lost
 	seconds := max(0, now.Sub(f.at).Seconds())
 	switch {
 	case target < Cutoff:
+		if level >= Cutoff {
+			f.hold = min(max(firstHold, 2*f.hold), longestHold)
+		}
 		level = target
+		if now.After(f.outAt) {
+			f.outAt = now
+		}
+	case level < Cutoff && now.Sub(f.outAt) < f.hold:
 	case level > target:
 		level = max(target, level-fall*seconds)
 	case level < target:
@@ -211,7 +249,7 @@ func (f *Facts) settle(now time.Time) float64 {
 	}
 	switch {
 	case level == 1:
-		f.reason = epp.HealthSound
+		f.reason, f.hold = epp.HealthSound, 0
 	case target < 1:
 		f.reason = reason
 	}
@@ -242,7 +280,7 @@ func (f *Facts) target(now time.Time) (float64, epp.HealthReason) {
 	atMost(stuck && halted >= endless, Cutoff, epp.NoProgress)
 	atMost(stuck && halted >= haltAfter, halting, epp.NoProgress)
 
-	if f.gpuAt.IsZero() || now.Sub(f.gpuAt) > gpuForgotten {
+	if now.After(f.gpuUntil) {
 		return worst, why
 	}
 	for _, x := range f.gpu.XIDs {

@@ -20,6 +20,7 @@ import (
 //	new [probed]                            a sound endpoint, or one that waits for its first probe
 //	probe at=5s how=well|slowly|failed      a probe has ended
 //	gpu at=5s [temperature=84] [errors=1] [memory=0.99] [xid=79]
+//	abandoned at=5s until=8s                nobody reads the GPU any more
 //	read at=5s [waiting=3] [tokens=100] [asleep] [mayLeave] [every=200ms until=20s]
 //	warm at=5s blocks=10 median=5000
 //	look at=(1s,2s,3s)                      nothing happens
@@ -61,6 +62,10 @@ func TestFacts(t *testing.T) {
 				g.XIDs = []int{x}
 			}
 			f.GPU(now, g)
+		case "abandoned":
+			var until string
+			d.ScanArgs(t, "until", &until)
+			f.GPUUntil(now, moment(t, until))
 		case "read":
 			tokens := gauge(t, d, "tokens")
 			l := epp.Load{
@@ -146,12 +151,65 @@ func TestFactsAnyOrder(t *testing.T) {
 				t.Fatalf("health %v for %q", h, why)
 			}
 		}
-		f.Probed(now, true, false)
+		for range 2 {
+			f.Probed(now, true, false)
+		}
 		f.Read(now, &epp.Load{}, false)
 		f.Warm(1, 1)
-		f.Score(now.Add(2 * time.Minute))
+		for i := range 9 {
+			f.Score(now.Add(time.Duration(i+1) * time.Minute))
+		}
 		if h, why := f.Score(now.Add(10 * time.Minute)); h != 1 || !f.Sound(now.Add(10*time.Minute)) {
 			t.Fatalf("health %v for %q long after", h, why)
 		}
 	})
+}
+
+// TestFactsDoNotFlap: a fault that comes and goes leaves the endpoint out; it does
+// not cross the cutoff each time. When it has really gone, the endpoint is back soon.
+func TestFactsDoNotFlap(t *testing.T) {
+	fault, fine := epp.GPU{XIDs: []int{79}}, epp.GPU{}
+	for _, c := range []struct {
+		name  string
+		every time.Duration
+		tell  func(f *health.Facts, now time.Time, i int)
+		most  int // crossings in ten minutes
+	}{
+		{"an XID in every other reading", time.Second, func(f *health.Facts, now time.Time, i int) {
+			f.GPU(now, map[bool]epp.GPU{true: fault, false: fine}[i%2 == 0])
+		}, 1},
+		{"an XID for half a minute out of each minute", time.Second, func(f *health.Facts, now time.Time, i int) {
+			f.GPU(now, map[bool]epp.GPU{true: fault, false: fine}[i%60 < 30])
+		}, 5},
+		{"three of four probes fail", 5 * time.Second, func(f *health.Facts, now time.Time, i int) {
+			f.Probed(now, i%4 == 3, false)
+		}, 1},
+		{"three of four probes fail, seldom", 30 * time.Second, func(f *health.Facts, now time.Time, i int) {
+			f.Probed(now, i%4 == 3, false)
+		}, 1},
+	} {
+		var f health.Facts
+		now, out, crossed := start, false, 0
+		for i := 0; now.Before(start.Add(10 * time.Minute)); i++ {
+			c.tell(&f, now, i)
+			for until := now.Add(c.every); now.Before(until); now = now.Add(500 * time.Millisecond) {
+				h, _ := f.Score(now)
+				if is := h < health.Cutoff; is != out {
+					out = is
+					crossed++
+				}
+			}
+		}
+		if crossed == 0 || crossed > c.most {
+			t.Errorf("%s: the cutoff is crossed %d times; want 1 to %d", c.name, crossed, c.most)
+		}
+		f.GPU(now, fine)
+		for range 2 {
+			f.Probed(now, true, false)
+		}
+		f.Score(now.Add(2 * time.Minute))
+		if h, why := f.Score(now.Add(3 * time.Minute)); h != 1 {
+			t.Errorf("%s: health %v, %v, three minutes after the last", c.name, h, why)
+		}
+	}
 }

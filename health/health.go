@@ -29,7 +29,8 @@
 // something to watch, 0.3 to 0.6 is degraded, below that it is out. The worst one
 // counts, and its name is the reason. The health moves towards it, by 0.1 a second
 // down and 0.1 in 5 s up, so that a fact that comes and goes does not make it flap;
-// what leaves an endpoint out does so at once. testdata/facts tells it in stories.
+// what leaves an endpoint out does so at once, and lets it back after ten seconds
+// without it, twenty if it was back before, and so on. testdata/facts tells it in stories.
 //
 // The health that a decision sees is the lower of the two.
 package health

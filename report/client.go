@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"epp.internal/epp/block"
 	"epp.internal/epp/report/wire"
@@ -35,6 +38,12 @@ const (
 	// within a second of its return.
 	redialMin = 50 * time.Millisecond
 	redialMax = time.Second
+	// A client whose place another stream took, which the status Aborted says, waits
+	// yieldMin, and twice as long each time that it happens again, up to yieldMax: two
+	// agents for one endpoint would take it from each other for ever, each time with
+	// a snapshot. Guesses: an agent that is replaced for good ends within yieldMin.
+	yieldMin = 30 * time.Second
+	yieldMax = 16 * time.Minute
 )
 
 // A Source is what a Client tells. A Client calls it from one goroutine.
@@ -56,10 +65,12 @@ type Client struct {
 	Picker string
 	// Hello says for which endpoint, and what of it.
 	Hello *wire.Hello
-	// Token proves that we may; empty where a certificate does.
-	Token string
-	// TLS is the client's side of it; nil: none, for a picker on the same host.
-	TLS    *tls.Config
+	// Token proves that we may, and is called for each stream; nil where a certificate
+	// does.
+	Token func() string
+	// TLS is the client's side of it, and is called for each handshake: authorities are
+	// renewed while we run; nil: none, for a picker on the same host.
+	TLS    func() *tls.Config
 	Source Source
 
 	// Log gets a line for each change of state; nil discards.
@@ -81,7 +92,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	creds := insecure.NewCredentials()
 	if c.TLS != nil {
-		creds = credentials.NewTLS(c.TLS)
+		creds = freshTLS{credentials.NewTLS(c.TLS()), c.TLS}
 	}
 	conn, err := grpc.NewClient(c.Picker, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
@@ -95,6 +106,7 @@ func (c *Client) Run(ctx context.Context) error {
 	defer conn.Close()
 	client := wire.NewReportsClient(conn)
 	told := ""
+	yield := yieldMin
 	for wait := redialMin; ctx.Err() == nil; {
 		stood, err := c.stream(ctx, client)
 		if ctx.Err() != nil {
@@ -107,13 +119,37 @@ func (c *Client) Run(ctx context.Context) error {
 		if stood {
 			wait = redialMin
 		}
+		pause := wait
+		switch {
+		case status.Code(err) == codes.Aborted:
+			pause, yield = yield, min(2*yield, yieldMax)
+			c.Log.Warn("agent: another one speaks for the endpoint", "picker", c.Picker, "endpoint", c.Hello.Endpoint, "wait", pause.String())
+		case stood:
+			yield = yieldMin
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
+		case <-time.After(pause):
 		}
 		wait = min(2*wait, redialMax)
 	}
 	return ctx.Err()
+}
+
+// freshTLS is TLS whose settings are those of now at each handshake.
+type freshTLS struct {
+	credentials.TransportCredentials
+	now func() *tls.Config
+}
+
+// ClientHandshake makes a handshake. gRPC calls it for each connection.
+func (f freshTLS) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return credentials.NewTLS(f.now()).ClientHandshake(ctx, authority, conn)
+}
+
+// Clone returns a copy.
+func (f freshTLS) Clone() credentials.TransportCredentials {
+	return freshTLS{f.TransportCredentials.Clone(), f.now}
 }
 
 // stream opens a stream and tells until it ends. stood is true where the picker
@@ -121,8 +157,8 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) stream(ctx context.Context, client wire.ReportsClient) (stood bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if c.Token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token)
+	if c.Token != nil {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token())
 	}
 	opening := time.AfterFunc(openTimeout, cancel)
 	defer opening.Stop()

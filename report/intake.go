@@ -3,6 +3,7 @@ package report
 import (
 	"errors"
 	"fmt"
+	"math"
 	"syscall"
 	"time"
 
@@ -22,12 +23,15 @@ const (
 	maxName        = 1024 // bytes: of a model, an adapter
 	maxNames       = 4096 // models, and adapters
 	maxXIDs        = 64
-	maxError       = 1024 // bytes
+	// maxMissed bounds the reports that are missing before one: more is no loss.
+	maxMissed = 1 << 20
+	maxError  = 1024 // bytes
 	// MaxValues bounds the free key-values of an agent, MaxValueBytes each key and
 	// each value.
 	MaxValues     = 32
 	MaxValueBytes = 256
-	// maxAge is the age from which a reading's is no longer believed.
+	// maxAge is the age from which that of a reading, or of a block's end, is no
+	// longer believed.
 	maxAge = time.Minute
 )
 
@@ -60,6 +64,10 @@ type Feed struct {
 	Models   func(models []epp.Model)
 	Blocks   Blocks
 	Health   Health
+	// Restarted is called when the engine has restarted, Event for each kind of
+	// event of what Blocks were told at a time.
+	Restarted func()
+	Event     func(kind epp.BlockEventKind, count int)
 	// Values is called with the agent's free key-values. It may keep them.
 	Values func(values map[string]string)
 	// Close is called when the stream has ended; last is when it last said anything.
@@ -88,13 +96,16 @@ type intake struct {
 	mark  int
 	began time.Time
 
+	// restarts is what the agent last counted; −1 before it has.
+	restarts int64
+
 	events []epp.BlockEvent
 }
 
 // open begins a stream whose Hello was number 1. The snapshot that the first
 // order asks for is on its way.
 func (t *intake) open(now time.Time) {
-	t.next, t.asked = 2, now
+	t.next, t.asked, t.restarts = 2, now, -1
 	if t.feed.Blocks != nil {
 		t.incomplete = true
 		t.feed.Blocks.Incomplete(now, true)
@@ -111,7 +122,9 @@ func (t *intake) take(now time.Time, r *wire.Report) (order, late bool, missed u
 	if r.Number < t.next {
 		return false, true, 0, nil
 	}
-	missed = r.Number - t.next
+	if missed = r.Number - t.next; missed > maxMissed {
+		return false, false, 0, fmt.Errorf("report %d: %d is due; at most %d may be missing", r.Number, t.next, maxMissed)
+	}
 	if missed > 0 {
 		t.whole, t.filling = false, false
 	}
@@ -137,17 +150,7 @@ func (t *intake) takeBlocks(now time.Time, r *wire.Report) {
 		t.whole, t.filling = false, true
 	}
 	if (t.whole || t.filling) && len(r.Events) > 0 {
-		t.events = t.events[:0]
-		for _, e := range r.Events {
-			if kind, ok := kinds[e.Kind]; ok {
-				t.events = append(t.events, epp.BlockEvent{
-					Kind: kind, Hashes: e.Names, Keys: e.Keys, Parent: e.Parent, HasParent: e.Parent != 0,
-					BlockTokens: int(e.BlockTokens), Tier: e.Tier, Group: int(e.Group),
-				})
-			}
-		}
-		to.Apply(now, t.events)
-		clear(t.events)
+		t.apply(now, r.Events)
 	}
 	if r.SnapshotEnd && t.filling {
 		t.whole, t.filling = true, false
@@ -158,9 +161,63 @@ func (t *intake) takeBlocks(now time.Time, r *wire.Report) {
 	}
 }
 
+// apply passes events on. Those that went at different times are told apart, as
+// the batches were in which the engine said so.
+func (t *intake) apply(now time.Time, events []*wire.BlockEvent) {
+	t.events = t.events[:0]
+	var at time.Time // of what is gathered
+	for _, e := range events {
+		kind, ok := kinds[e.Kind]
+		if !ok {
+			continue
+		}
+		gone := goneAt(now, e)
+		if !gone.IsZero() && !at.IsZero() && !gone.Equal(at) {
+			t.flush(now)
+		}
+		if !gone.IsZero() {
+			at = gone
+		}
+		t.events = append(t.events, epp.BlockEvent{
+			Kind: kind, Hashes: e.Names, Keys: e.Keys, Parent: e.Parent, HasParent: e.Parent != 0,
+			BlockTokens: int(e.BlockTokens), Tier: e.Tier, Group: int(e.Group), At: gone,
+		})
+	}
+	t.flush(now)
+}
+
+// flush passes on what is gathered.
+func (t *intake) flush(now time.Time) {
+	if len(t.events) == 0 {
+		return
+	}
+	t.feed.Blocks.Apply(now, t.events)
+	var counts [epp.AllBlocksCleared + 1]int
+	for i := range t.events {
+		counts[t.events[i].Kind]++
+	}
+	for kind, n := range counts {
+		if n > 0 && t.feed.Event != nil {
+			t.feed.Event(epp.BlockEventKind(kind), n)
+		}
+	}
+	clear(t.events)
+	t.events = t.events[:0]
+}
+
+// goneAt is when blocks went, on our clock; zero where that is not known.
+func goneAt(now time.Time, e *wire.BlockEvent) time.Time {
+	age := time.Duration(e.GetAgeMs()) * time.Millisecond
+	if e.AgeMs == nil || age > maxAge || e.Kind == wire.BlockEvent_STORED {
+		return time.Time{}
+	}
+	return now.Add(-age)
+}
+
 var kinds = map[wire.BlockEvent_Kind]epp.BlockEventKind{
 	wire.BlockEvent_STORED:  epp.BlockStored,
 	wire.BlockEvent_REMOVED: epp.BlockRemoved,
+	wire.BlockEvent_CLEARED: epp.AllBlocksCleared,
 }
 
 // takeReading takes the end of one reading and the beginning of the next. Where
@@ -177,7 +234,7 @@ func (t *intake) takeReading(now time.Time, r *wire.Report) {
 		t.begun = 0
 		switch {
 		case d.Failed == "":
-			to.Load(t.mark, t.began, loadOf(d))
+			to.Load(t.mark, t.began, believed(loadOf(d)))
 		case d.Refused:
 			to.Failed(now, fmt.Errorf("agent: %s: %w", d.Failed, syscall.ECONNREFUSED))
 		default:
@@ -190,6 +247,12 @@ func (t *intake) takeReading(now time.Time, r *wire.Report) {
 }
 
 func (t *intake) takeFacts(now time.Time, r *wire.Report) {
+	if restarts := int64(min(r.Restarts, math.MaxInt64)); restarts != t.restarts {
+		if t.restarts >= 0 && t.feed.Restarted != nil {
+			t.feed.Restarted()
+		}
+		t.restarts = restarts
+	}
 	if r.Models != nil && t.feed.Models != nil {
 		models := make([]epp.Model, len(r.Models.Models))
 		for i, m := range r.Models.Models {
@@ -198,7 +261,7 @@ func (t *intake) takeFacts(now time.Time, r *wire.Report) {
 		t.feed.Models(models)
 	}
 	if g := r.Gpu; g != nil && t.feed.Health != nil {
-		t.feed.Health.GPU(now, gpuOf(g))
+		t.feed.Health.GPU(now, believedGPU(gpuOf(g)))
 	}
 	if p := r.Probe; p != nil && t.probes && p.Number != t.probed && t.feed.Health != nil {
 		t.probed = p.Number

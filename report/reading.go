@@ -51,6 +51,43 @@ func ReadingOf(number uint64, l *epp.Load, err error) *wire.Reading {
 	}
 }
 
+// The most that is believed, as of the engine's page and a DCGM exporter's; what is
+// above is unknown.
+const (
+	maxRequests = 1e9     // waiting or running
+	maxCounter  = 1 << 53 // tokens or seconds since the engine's start: exact in a float64
+	maxDegrees  = 1000
+	maxErrors   = 1 << 31
+)
+
+// believed leaves out of a reading what can't be.
+func believed(l epp.Load) epp.Load {
+	for _, g := range []*epp.Gauge{&l.Waiting, &l.Running} {
+		atMost(g, maxRequests)
+	}
+	for _, g := range []*epp.Gauge{&l.PromptTokens, &l.CachedTokens, &l.GeneratedTokens, &l.FirstTokenSeconds} {
+		atMost(g, maxCounter)
+	}
+	atMost(&l.KVUsage, 1)
+	return l
+}
+
+// believedGPU is the same of the accelerators.
+func believedGPU(g epp.GPU) epp.GPU {
+	atMost(&g.Utilization, 1)
+	atMost(&g.Memory, 1)
+	atMost(&g.Temperature, maxDegrees)
+	atMost(&g.DoubleBitErrors, maxErrors)
+	return g
+}
+
+// atMost makes a value above limit unknown.
+func atMost(g *epp.Gauge, limit float64) {
+	if g.Value > limit {
+		*g = epp.Gauge{}
+	}
+}
+
 // errorText is what err says, as far as a report has room for it, and not empty.
 func errorText(err error) string {
 	text := strings.ToValidUTF8(err.Error(), "?")
@@ -102,6 +139,16 @@ func ProbeOf(number uint64, err error, slowly bool) *wire.Probe {
 		p.Failed = errorText(err)
 	}
 	return p
+}
+
+// AgeOf is the age of a block's end in its wire form, nil where it is too old to
+// be told.
+func AgeOf(age time.Duration) *uint32 {
+	if age > maxAge {
+		return nil
+	}
+	ms := uint32(max(0, age).Milliseconds())
+	return &ms
 }
 
 // Age writes how long ago a reading began into it.

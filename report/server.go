@@ -56,9 +56,10 @@ type Options struct {
 
 	// TLS is the server's side of it; nil: none.
 	TLS *tls.Config
-	// Token proves that an agent may report; empty: only a certificate does, which
-	// TLS verified. One of the two must be there.
-	Token string
+	// Token proves that an agent may report, and is called for each stream that shows
+	// none better; nil: only a certificate does, which TLS verified. One of the two
+	// must be there.
+	Token func() string
 	// AnyHost lets an agent speak for an endpoint from another address than the
 	// endpoint's own.
 	AnyHost bool
@@ -92,7 +93,6 @@ type Server struct {
 	wire.UnimplementedReportsServer
 
 	opt    Options
-	token  [sha256.Size]byte
 	server *grpc.Server
 
 	mu      sync.Mutex // guards the following field
@@ -117,7 +117,7 @@ func NewServer(o Options) *Server {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	s := &Server{opt: o, token: sha256.Sum256([]byte(o.Token)), streams: map[string]*session{}}
+	s := &Server{opt: o, streams: map[string]*session{}}
 	creds := insecure.NewCredentials()
 	if o.TLS != nil {
 		creds = credentials.NewTLS(o.TLS)
@@ -185,12 +185,12 @@ func (s *Server) authorized(ctx context.Context, cert *x509.Certificate) error {
 		return nil
 	}
 	shown := metadata.ValueFromIncomingContext(ctx, "authorization")
-	if s.opt.Token == "" || len(shown) != 1 {
+	if s.opt.Token == nil || len(shown) != 1 {
 		return status.Error(codes.Unauthenticated, "no certificate and no token; want one of them")
 	}
 	token, _ := strings.CutPrefix(shown[0], "Bearer ")
-	sum := sha256.Sum256([]byte(token))
-	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
+	sum, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(s.opt.Token()))
+	if subtle.ConstantTimeCompare(sum[:], want[:]) != 1 {
 		return status.Error(codes.Unauthenticated, "the token is not this picker's")
 	}
 	return nil

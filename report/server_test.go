@@ -81,7 +81,7 @@ func TestIdentity(t *testing.T) {
 	const secret = "0123456789abcdef"
 	server := ours.sign(t, &x509.Certificate{IPAddresses: []net.IP{{127, 0, 0, 1}}})
 	s := NewServer(Options{
-		Token: secret, Open: func(Opening) (Feed, error) { return Feed{}, nil },
+		Token: func() string { return secret }, Open: func(Opening) (Feed, error) { return Feed{}, nil },
 		TLS: &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ours.pool(), ClientAuth: tls.VerifyClientCertIfGiven},
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -149,13 +149,16 @@ func hello(t *testing.T, address string, creds credentials.TransportCredentials,
 	return err
 }
 
+// shared is a secret of both sides.
+func shared() string { return "0123456789abcdef" }
+
 // Client and Server under real TLS: a client with the token is let in, one that
 // does not trust the picker's certificate never shows its token.
 func TestClientTrust(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	opened := make(chan Opening, 1)
 	s := NewServer(Options{
-		Token: "0123456789abcdef",
+		Token: shared,
 		Open: func(o Opening) (Feed, error) {
 			opened <- o
 			return Feed{}, errors.New("enough")
@@ -171,7 +174,7 @@ func TestClientTrust(t *testing.T) {
 	dialed := make(chan struct{}, 100)
 	run := func(ctx context.Context, roots *x509.CertPool) {
 		c := Client{
-			Picker: l.Addr().String(), Token: "0123456789abcdef", TLS: &tls.Config{RootCAs: roots},
+			Picker: l.Addr().String(), Token: shared, TLS: func() *tls.Config { return &tls.Config{RootCAs: roots} },
 			Hello: &wire.Hello{Endpoint: "127.0.0.1:8000", Blocks: true},
 			Options: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 				select {

@@ -18,6 +18,8 @@ const (
 	gpuEvery = time.Second
 	// maxGPUs bounds the GPUs that are told apart on one page: more than a host has.
 	maxGPUs = 64
+	// faultsForgotten is how long after the last page a GPU's fault is remembered.
+	faultsForgotten = time.Minute
 	// maxXID bounds an error's number; the catalogue ends below 200.
 	maxXID = 1 << 16
 	// maxDegrees and maxMiB are far above any GPU's.
@@ -64,7 +66,13 @@ type gpuReading struct {
 // together. A line that can't be read, or whose value can't be, is passed over and
 // told by the error; the rest is used. found is how many GPUs there were.
 func ParseGPU(page []byte, t GPUTarget) (g epp.GPU, found int, err error) {
-	var gpus []gpuReading
+	gpus, err := parseGPUs(page, t)
+	gpus = chosen(gpus, t)
+	return together(gpus), len(gpus), err
+}
+
+// parseGPUs reads all GPUs of a page.
+func parseGPUs(page []byte, t GPUTarget) (gpus []gpuReading, err error) {
 	for len(page) > 0 {
 		line, whole := page, false
 		if i := bytes.IndexByte(page, '\n'); i >= 0 {
@@ -79,8 +87,61 @@ func ParseGPU(page []byte, t GPUTarget) (g epp.GPU, found int, err error) {
 			err = fault
 		}
 	}
-	gpus = chosen(gpus, t)
-	return together(gpus), len(gpus), err
+	return gpus, err
+}
+
+// faults are what is remembered of an endpoint's GPUs between two pages: one that
+// falls off the bus may be gone from the next page, and takes its fault along. The
+// zero faults remember nothing.
+type faults struct {
+	of []fault
+	at time.Time // of the last page that was read
+}
+
+// fault is one GPU's last error and its memory errors, as far as they are known.
+type fault struct {
+	id       string
+	xid, dbe epp.Gauge
+}
+
+// remember adds to a reading what GPUs had that were the endpoint's and are on the
+// page no more, or that is told of them no more, and keeps what they have now. on are
+// the GPUs of the page, ours those of the endpoint. After a minute without a page,
+// as when a host is restarted, nothing is remembered.
+func (f *faults) remember(now time.Time, on, ours []gpuReading) (gone epp.GPU) {
+	if now.Sub(f.at) > faultsForgotten {
+		f.of = nil
+	}
+	f.at = now
+	former := f.of
+	f.of = nil
+	for i := range ours {
+		r := &ours[i]
+		k := fault{id: string(r.id), xid: r.xid, dbe: r.dbe}
+		if i := slices.IndexFunc(former, func(k fault) bool { return k.id == string(r.id) }); i >= 0 {
+			if !k.xid.Known {
+				k.xid = former[i].xid
+				gone.XIDs = appendXID(gone.XIDs, k.xid)
+			}
+			if !k.dbe.Known && former[i].dbe.Known {
+				k.dbe = former[i].dbe
+				gone.DoubleBitErrors = epp.Known(gone.DoubleBitErrors.Value + k.dbe.Value)
+			}
+		}
+		f.of = append(f.of, k)
+	}
+	for _, k := range former {
+		there := slices.ContainsFunc(on, func(r gpuReading) bool { return string(r.id) == k.id })
+		if there || len(f.of) == maxGPUs {
+			continue
+		}
+		f.of = append(f.of, k)
+		gone.XIDs = appendXID(gone.XIDs, k.xid)
+		if k.dbe.Known {
+			gone.DoubleBitErrors = epp.Known(gone.DoubleBitErrors.Value + k.dbe.Value)
+		}
+	}
+	return gone
 }
 
 // gpuLine reads one line into the GPU that it is of.
@@ -170,14 +231,20 @@ func together(gpus []gpuReading) (g epp.GPU) {
 		if r.dbe.Known {
 			g.DoubleBitErrors = epp.Known(g.DoubleBitErrors.Value + r.dbe.Value)
 		}
-		if r.xid.Known && r.xid.Value > 0 && r.xid.Value == math.Trunc(r.xid.Value) {
-			g.XIDs = append(g.XIDs, int(r.xid.Value))
-		}
+		g.XIDs = appendXID(g.XIDs, r.xid)
 	}
 	if known {
 		g.Utilization = epp.Known(busy / float64(len(gpus)))
 	}
 	return g
+}
+
+// appendXID appends an error's number where there is one.
+func appendXID(to []int, xid epp.Gauge) []int {
+	if xid.Known && xid.Value > 0 && xid.Value == math.Trunc(xid.Value) {
+		to = append(to, int(xid.Value))
+	}
+	return to
 }
 
 // most keeps the greater of two known values.
@@ -195,7 +262,8 @@ type GPUSink interface {
 
 // RunGPU reads an endpoint's GPUs until ctx ends, and returns its error. A reading
 // that fails, or that shows none of the endpoint's GPUs, says nothing: the last one
-// stays in use until it is too old.
+// stays in use until it is too old. A GPU that was there and is gone from the page
+// keeps its fault.
 func (g *Group) RunGPU(ctx context.Context, t GPUTarget, sink GPUSink) error {
 	log, now := g.Log, g.Now
 	if log == nil {
@@ -205,8 +273,9 @@ func (g *Group) RunGPU(ctx context.Context, t GPUTarget, sink GPUSink) error {
 		now = time.Now
 	}
 	told := ""
+	var before faults
 	for {
-		reading, err := g.readGPU(ctx, t, sink, now)
+		reading, err := g.readGPU(ctx, t, sink, now, &before)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -232,17 +301,26 @@ func (g *Group) RunGPU(ctx context.Context, t GPUTarget, sink GPUSink) error {
 }
 
 // readGPU makes one reading. Where the page has a fault the rest of it is used.
-func (g *Group) readGPU(ctx context.Context, t GPUTarget, sink GPUSink, now func() time.Time) (epp.GPU, error) {
+func (g *Group) readGPU(ctx context.Context, t GPUTarget, sink GPUSink, now func() time.Time, before *faults) (epp.GPU, error) {
 	buf := buffers.Get().(*bytes.Buffer)
 	defer putBuffer(buf)
 	if err := fetch(ctx, g.Client, t.URL, MaxPage, buf); err != nil {
 		return epp.GPU{}, fmt.Errorf("dcgm %s: %w", t.URL, err)
 	}
-	reading, found, err := ParseGPU(buf.Bytes(), t)
-	if found == 0 {
+	on, err := parseGPUs(buf.Bytes(), t)
+	ours := chosen(slices.Clone(on), t)
+	reading, at := together(ours), now()
+	gone := before.remember(at, on, ours)
+	reading.XIDs = append(reading.XIDs, gone.XIDs...)
+	if gone.DoubleBitErrors.Known {
+		reading.DoubleBitErrors = epp.Known(reading.DoubleBitErrors.Value + gone.DoubleBitErrors.Value)
+	}
+	if len(ours) > 0 || len(gone.XIDs) > 0 {
+		sink.GPU(at, reading)
+	}
+	if len(ours) == 0 {
 		return epp.GPU{}, fmt.Errorf("dcgm %s: none of the endpoint's GPUs", t.URL)
 	}
-	sink.GPU(now(), reading)
 	if err != nil {
 		err = fmt.Errorf("dcgm %s: %w", t.URL, err)
 	}

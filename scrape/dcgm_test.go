@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,5 +126,80 @@ func FuzzParseGPU(f *testing.F) {
 		if g.Utilization.Value > 1 || g.Memory.Value > 1 || found > 64 || len(g.XIDs) > found {
 			t.Errorf("%d found: %+v", found, g)
 		}
+	})
+}
+
+// locked lets a sink be looked at while it is told.
+type locked struct {
+	mu *sync.Mutex
+	to scrape.GPUSink
+}
+
+func (l locked) GPU(now time.Time, g epp.GPU) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.to.GPU(now, g)
+}
+
+// TestGoneGPUs: a GPU that falls off the bus is missing from the next pages, alone or
+// with all others. It keeps its fault, and its memory errors, until it is back
+// without; a minute without a page ends that, as a restart of the host does.
+func TestGoneGPUs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\",UUID=\"GPU-a\"} 50\nDCGM_FI_DEV_XID_ERRORS{gpu=\"0\",UUID=\"GPU-a\"} 0\n"
+		two := "DCGM_FI_DEV_GPU_UTIL{gpu=\"1\",UUID=\"GPU-b\"} 50\n"
+		fault := "DCGM_FI_DEV_XID_ERRORS{gpu=\"1\",UUID=\"GPU-b\"} 79\nDCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu=\"1\",UUID=\"GPU-b\"} 2\n"
+		well := "DCGM_FI_DEV_XID_ERRORS{gpu=\"1\",UUID=\"GPU-b\"} 0\nDCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu=\"1\",UUID=\"GPU-b\"} 0\n"
+		var mu sync.Mutex // guards the following
+		var r gpuRow
+		body, status := one+two, http.StatusOK
+		var p pool
+		p.start(t, "10.0.0.7:9400", func(w http.ResponseWriter, _ *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, body)
+		})
+		client := scrape.Client(p.dial)
+		g := scrape.Group{Client: client}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = g.RunGPU(ctx, scrape.GPUTarget{URL: "http://10.0.0.7:9400/metrics"}, locked{&mu, &r}) // ends with ctx
+		}()
+		time.Sleep(500 * time.Millisecond)
+		for _, s := range []struct {
+			what, body string
+			status     int
+			stays      time.Duration
+			want       string // of the last reading: utilization, XIDs, memory errors
+		}{
+			{"the fault", one + two + fault, 200, time.Second, "0.5 [79] 2"},
+			{"the GPU is gone", one, 200, 5 * time.Minute, "0.5 [79] 2"},
+			{"it is there, but nothing is known of it", one + two, 200, time.Minute, "0.5 [79] 2"},
+			{"all are gone", "", 200, 5 * time.Minute, "0 [79] 2"},
+			{"the exporter restarts", "", 503, 30 * time.Second, "0 [79] 2"},
+			{"still gone", one, 200, time.Second, "0.5 [79] 2"},
+			{"it is back", one + two + well, 200, time.Second, "0.5 [] 0"},
+			{"the fault again", one + two + fault, 200, time.Second, "0.5 [79] 2"},
+			{"the host is down", "", 503, 2 * time.Minute, "0.5 [79] 2"},
+			{"and up without that GPU", one, 200, time.Second, "0.5 [] 0"},
+		} {
+			mu.Lock()
+			body, status = s.body, s.status
+			mu.Unlock()
+			time.Sleep(s.stays)
+			synctest.Wait()
+			mu.Lock()
+			last := r.readings[len(r.readings)-1]
+			mu.Unlock()
+			if got := fmt.Sprint(last.Utilization.Value, last.XIDs, last.DoubleBitErrors.Value); got != s.want {
+				t.Errorf("%s: %s; want %s", s.what, got, s.want)
+			}
+		}
+		cancel()
+		<-done
+		client.CloseIdleConnections()
 	})
 }

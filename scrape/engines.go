@@ -83,7 +83,9 @@ var VLLM = Engine{
 }
 
 // SGLang is SGLang, from documentation, never run. From 0.5.11 on it has
-// gauges in place of the labels of cache_config_info.
+// gauges in place of the labels of cache_config_info. Of the ranks that share the
+// work of each request only the first exports, unless it runs with
+// --enable-metrics-for-all-schedulers: then all do.
 //
 // Source: the model-server protocol of the gateway API's inference extension,
 // and SGLang's documentation of its production metrics.
@@ -107,6 +109,7 @@ var SGLang = Engine{
 		BlocksGauge:      "sglang:num_pages",
 
 		Engine: "dp_rank",
+		Copies: []string{"tp_rank", "pp_rank", "moe_ep_rank"},
 	},
 }
 

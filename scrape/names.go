@@ -30,4 +30,7 @@ type Names struct {
 
 	// Engine is the label that tells the data-parallel ranks on one page apart.
 	Engine string
+	// Copies are the labels that tell ranks apart which all do the same work: of series
+	// that differ in nothing else the greatest counts.
+	Copies []string
 }

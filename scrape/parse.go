@@ -27,6 +27,8 @@ const (
 	// maxAdapters bounds the names of adapters that are read of one label, and so
 	// half of those that are kept.
 	maxAdapters = 1024
+	// maxSeen bounds the series of one metric whose copies are found.
+	maxSeen = 64
 	// maxFaults bounds the faults of one page that are told in words.
 	maxFaults = 8
 )
@@ -80,6 +82,14 @@ type sum struct {
 	most  float64
 	count int
 	bad   bool // one of the series has no usable value
+	// seen are series of which copies may follow, at most maxSeen.
+	seen []original
+}
+
+// original is a series, and the greatest value of it and its copies.
+type original struct {
+	labels []byte
+	most   float64
 }
 
 func (s *sum) add(v float64, ok bool) {
@@ -87,6 +97,48 @@ func (s *sum) add(v float64, ok bool) {
 	s.bad = s.bad || !ok
 	s.value += v
 	s.most = max(s.most, v)
+}
+
+// copied returns what of a series' value was added before, as that of one that
+// differs in the given labels alone.
+func (s *sum) copied(labels []byte, but []string, v float64) float64 {
+	for i := range s.seen {
+		if o := &s.seen[i]; twins(o.labels, labels, but) {
+			before := min(o.most, v)
+			o.most = max(o.most, v)
+			return before
+		}
+	}
+	if len(s.seen) < maxSeen {
+		s.seen = append(s.seen, original{labels, v})
+	}
+	return 0
+}
+
+// twins says whether two series have the same labels but for the given ones.
+func twins(a, b []byte, but []string) bool {
+	for {
+		nameA, valueA, restA := differing(a, but)
+		nameB, valueB, restB := differing(b, but)
+		if !bytes.Equal(nameA, nameB) || !bytes.Equal(valueA, valueB) {
+			return false
+		}
+		if nameA == nil {
+			return true
+		}
+		a, b = restA, restB
+	}
+}
+
+// differing returns the first label that is none of the given ones; a nil name:
+// there is none.
+func differing(labels []byte, but []string) (name, value, rest []byte) {
+	for {
+		name, value, labels = cut(labels)
+		if name == nil || !slices.Contains(but, string(name)) {
+			return name, value, labels
+		}
+	}
 }
 
 // maxNames is how many names of one metric are looked for.
@@ -205,29 +257,40 @@ func closing(b []byte) int {
 
 // label returns the raw value of a label, escapes left in, and whether it is there.
 func label(labels []byte, name string) ([]byte, bool) {
-	for len(labels) > 0 {
-		i := bytes.IndexByte(labels, '=')
-		if i < 0 || len(labels) < i+2 || labels[i+1] != '"' {
-			return nil, false
-		}
-		key := bytes.Trim(labels[:i], " \t,")
-		value := labels[i+2:]
-		end := 0
-		for end < len(value) && value[end] != '"' {
-			if value[end] == '\\' {
-				end++
-			}
-			end++
-		}
-		if end >= len(value) {
+	for {
+		key, value, rest := cut(labels)
+		if key == nil {
 			return nil, false
 		}
 		if string(key) == name {
-			return value[:end], true
+			return value, true
 		}
-		labels = value[end+1:]
+		labels = rest
 	}
-	return nil, false
+}
+
+// cut returns the first label, its value with escapes left in, and what follows; a
+// nil name: there is none, or what is there can't be read.
+func cut(labels []byte) (name, value, rest []byte) {
+	i := bytes.IndexByte(labels, '=')
+	if i < 0 || len(labels) < i+2 || labels[i+1] != '"' {
+		return nil, nil, nil
+	}
+	name, value = bytes.Trim(labels[:i], " \t,"), labels[i+2:]
+	end := 0
+	for end < len(value) && value[end] != '"' {
+		if value[end] == '\\' {
+			end++
+		}
+		end++
+	}
+	if end >= len(value) {
+		return nil, nil, nil
+	}
+	if name == nil {
+		name = []byte{}
+	}
+	return name, value[:end], value[end+1:]
 }
 
 // ours says whether a series is of the engine that is asked for.
@@ -272,6 +335,9 @@ func (p *parser) gauge(s *sum, name string, rest []byte, whole bool, limit float
 		p.fault(name, err)
 	}
 	s.add(v, err == nil)
+	if len(p.names.Copies) > 0 {
+		s.value -= s.copied(labels, p.names.Copies, v)
+	}
 }
 
 // adapters reads one series of the adapters' metric.
@@ -320,7 +386,11 @@ func (p *parser) cacheConfig(rest []byte, whole bool) {
 		if err != nil {
 			p.fault(p.names.Cache, fmt.Errorf("%s: %w", name, err))
 		}
-		p.cache[i].add(n, err == nil)
+		s := &p.cache[i]
+		s.add(n, err == nil)
+		if len(p.names.Copies) > 0 {
+			s.value -= s.copied(labels, p.names.Copies, n)
+		}
 	}
 }
 

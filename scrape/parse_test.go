@@ -267,3 +267,20 @@ func TestCounters(t *testing.T) {
 		t.Errorf("counters of another page are kept: %+v", p.Load)
 	}
 }
+
+// TestCopies: of SGLang's ranks that do the same work the greatest counts; tokens that
+// were cached in different places add up, and so do the blocks of data-parallel ranks.
+func TestCopies(t *testing.T) {
+	var p scrape.Page
+	err := scrape.Parse([]byte(`sglang:cached_tokens_total{tp_rank="0",cache_source="device"} 70
+sglang:cached_tokens_total{tp_rank="0",cache_source="host"} 30
+sglang:cached_tokens_total{tp_rank="1",cache_source="device"} 75
+sglang:cached_tokens_total{tp_rank="1",cache_source="host"} 20
+sglang:cache_config_info{tp_rank="0",dp_rank="0",page_size="16",num_pages="1000"} 1
+sglang:cache_config_info{tp_rank="1",dp_rank="0",page_size="16",num_pages="1000"} 1
+sglang:cache_config_info{tp_rank="2",dp_rank="1",page_size="16",num_pages="500"} 1
+`), scrape.SGLang.Names, "", &p)
+	if err != nil || p.Load.CachedTokens != epp.Known(105) || p.Load.Blocks != 1500 || p.Load.BlockTokens != 16 {
+		t.Errorf("%+v, %v", p.Load, err)
+	}
+}

@@ -350,5 +350,6 @@ func (e *endpoint) rejoin(w *world, another bool) {
 		return
 	}
 	e.member.Reset(w.now())
+	e.member.Restarted()
 	w.agenda.plan(happening{at: w.at, what: readingBegin, who: e.number, which: e.stamp})
 }

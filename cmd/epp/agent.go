@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -139,11 +140,11 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 	if err := f.checkProbe(); err != nil {
 		return nil, err
 	}
-	token, err := readToken("--token-file", f.tokenFile)
+	token, err := newToken("--token-file", f.tokenFile, log)
 	if err != nil {
 		return nil, err
 	}
-	side, err := f.clientTLS()
+	side, err := f.clientTLS(log)
 	if err != nil {
 		return nil, err
 	}
@@ -179,8 +180,9 @@ func (f *agentFlags) checkProbe() error {
 	return nil
 }
 
-// clientTLS is our side of TLS, nil where none is wanted.
-func (f *agentFlags) clientTLS() (*tls.Config, error) {
+// clientTLS is our side of TLS, as its files say at each handshake; nil where none is
+// wanted.
+func (f *agentFlags) clientTLS(log *slog.Logger) (func() *tls.Config, error) {
 	if f.plaintext {
 		if f.ca+f.cert+f.key != "" {
 			return nil, errors.New("--plaintext: leaves --ca, --cert and --key unused; remove one or the other")
@@ -188,12 +190,6 @@ func (f *agentFlags) clientTLS() (*tls.Config, error) {
 		return nil, nil
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.ca != "" {
-		var err error
-		if c.RootCAs, err = readCA("--ca", f.ca); err != nil {
-			return nil, err
-		}
-	}
 	if f.cert+f.key != "" {
 		// Read at each handshake: certificates are renewed while we run.
 		read := func() (*tls.Certificate, error) {
@@ -208,7 +204,18 @@ func (f *agentFlags) clientTLS() (*tls.Config, error) {
 		}
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
 	}
-	return c, nil
+	if f.ca == "" {
+		return func() *tls.Config { return c }, nil
+	}
+	roots, err := newRenewed(func() (*x509.CertPool, error) { return readCA("--ca", f.ca) }, log)
+	if err != nil {
+		return nil, err
+	}
+	return func() *tls.Config {
+		now := c.Clone()
+		now.RootCAs = roots.get()
+		return now
+	}, nil
 }
 
 // run reads and tells until ctx ends.
@@ -282,7 +289,10 @@ func (b *beside) subscribe(ctx context.Context, src kvevents.Source, lost chan<-
 	}
 	sub := kvevents.Subscriber{
 		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: b.agent, Log: b.log,
-		Hooks: kvevents.Hooks{Restart: restarted, Lost: restarted},
+		Hooks: kvevents.Hooks{Lost: restarted, Restart: func() {
+			b.agent.Restarted()
+			restarted()
+		}},
 	}
 	_ = sub.Run(ctx) // ends with ctx
 }

@@ -57,7 +57,7 @@ func (f *follower) join(ranks int, first *contact) {
 		}
 		k := &sink{Member: f.s.fleet.Join(e), s: f.s, log: log, first: first}
 		f.sinks = append(f.sinks, k)
-		f.from = append(f.from, &source{sink: k, left: make(chan struct{}), interval: f.s.cfg.ReportInterval(), ranks: ranks})
+		f.from = append(f.from, &source{sink: k, left: make(chan struct{}), interval: f.s.cfg.ReportInterval(), ranks: ranks, dcgm: dcgm(f.e) != ""})
 	}
 	f.s.sources.Store(f.e.Address, f.from[0])
 }
@@ -174,6 +174,7 @@ func (f *follower) hear(ctx context.Context, k *sink, src kvevents.Source) {
 			Gap:   func(uint64) { m.KVGap() },
 			Restart: func() {
 				m.KVRestart()
+				k.Restarted()
 				f.restarted()
 			},
 			Lost:    f.restarted,

@@ -3,16 +3,13 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
+	"epp.internal/epp"
 	"epp.internal/epp/block"
 	"epp.internal/epp/extproc"
 	"epp.internal/epp/report"
@@ -29,6 +26,9 @@ type source struct {
 	left     chan struct{} // closed when the endpoint leaves
 	// ranks is how many endpoints are behind the address; an agent reports for one.
 	ranks int
+	// dcgm is true where we read the GPUs of a DCGM exporter: it knows XIDs, which
+	// no agent does, so what an agent says of GPUs is not heard.
+	dcgm bool
 }
 
 // part is a part of an endpoint's state, and whose turn it is to tell it. The zero
@@ -136,14 +136,32 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 			if o.Probes {
 				src.sink.Unprobed(time.Now())
 			}
+			if !src.dcgm {
+				src.sink.GPUUntil(time.Now(), last.Add(report.Silent*src.interval))
+			}
 			for _, t := range src.parts(o) {
 				t.give(last.Add(report.Silent * src.interval))
 			}
 			s.watch.changed()
 		},
 	}
+	if o.Blocks {
+		feed.Event = func(kind epp.BlockEventKind, n int) { s.metrics.KVEvents(kind.String(), n) }
+		feed.Restarted = func() {
+			s.metrics.KVRestart()
+			src.sink.Restarted()
+		}
+	}
+	if src.dcgm {
+		feed.Health = withoutGPU{feed.Health}
+	}
 	return feed, nil
 }
+
+// withoutGPU passes on all that a report says of health but the GPU.
+type withoutGPU struct{ report.Health }
+
+func (withoutGPU) GPU(time.Time, epp.GPU) {}
 
 // parts are those that an agent reports.
 func (src *source) parts(o report.Opening) (parts []*part) {
@@ -180,7 +198,7 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 		},
 	}
 	var err error
-	if o.Token, err = readToken("reports.tokenFile", c.Reports.TokenFile); err != nil {
+	if o.Token, err = newToken("reports.tokenFile", c.Reports.TokenFile, log); err != nil {
 		return nil, err
 	}
 	if c.TLS.Insecure {
@@ -190,12 +208,12 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 		return nil, err
 	}
 	if c.Reports.ClientCA != "" {
-		if o.TLS.ClientCAs, err = readCA("reports.clientCA", c.Reports.ClientCA); err != nil {
-			return nil, err
-		}
 		o.TLS.ClientAuth = tls.RequireAndVerifyClientCert
-		if o.Token != "" { // then either will do
+		if o.Token != nil { // then either will do
 			o.TLS.ClientAuth = tls.VerifyClientCertIfGiven
+		}
+		if o.TLS, err = verifying(o.TLS, c.Reports.ClientCA, log); err != nil {
+			return nil, err
 		}
 	}
 	return report.NewServer(o), nil
@@ -203,35 +221,3 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 
 // serveReports serves agents on l.
 func (s *system) serveReports(l net.Listener) error { return s.reports.Serve(l) }
-
-// minToken is the shortest secret that is one.
-const minToken = 16
-
-// readToken reads a secret from a file, without blanks around it; no file, none.
-func readToken(setting, file string) (string, error) {
-	if file == "" {
-		return "", nil
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", setting, err)
-	}
-	token := strings.TrimSpace(string(data))
-	if len(token) < minToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", fmt.Errorf("%s: %q holds no token; want at least %d printable characters without a blank", setting, file, minToken)
-	}
-	return token, nil
-}
-
-// readCA reads the certificates of authorities.
-func readCA(setting, file string) (*x509.CertPool, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", setting, err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("%s: %w", setting, errors.New(file+" holds no certificate in PEM form"))
-	}
-	return pool, nil
-}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 
 	"epp.internal/epp/audit"
@@ -13,9 +15,50 @@ import (
 // of it comes after the decision that counted on them. Then that decision is
 // counted, once; one that was made before the eviction is not.
 func TestStaleRoutingIsCounted(t *testing.T) {
-	r := newRig(t, options{engines: 1, engine: func(_ int, c *epptest.EngineConfig) {
-		c.Engine = engine.Config{Profile: c.Engine.Profile, Blocks: 64}
-	}})
+	staleRouting(t, newRig(t, options{engines: 1, engine: fewBlocks}))
+}
+
+// TestStaleRoutingBehindAnAgent: the same, where the endpoint's agent hears its
+// events and tells how long ago the blocks went. What it tells is counted as what we
+// hear ourselves, the engine's restarts too.
+func TestStaleRoutingBehindAnAgent(t *testing.T) {
+	take := reportsTo(t)
+	r := newRig(t, options{engines: 1, engine: fewBlocks, config: func(c *config.Config, _ []*epptest.Engine) { take(c) }})
+	f := &agentFlags{
+		engine: "http://" + r.engine("A").Address(), pickers: []string{r.at.reports}, plaintext: true,
+		tokenFile: r.sys.cfg.Reports.TokenFile, noGPU: true,
+	}
+	b, err := newBeside(f, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(r.ctx)
+	ended := make(chan error)
+	go func() { ended <- b.run(ctx) }()
+	r.until("the agent reports", func() bool { return r.state("A").Signals.Agent && !r.state("A").Signals.Incomplete })
+	before := r.metric("epp_kv_events_total", "BlockRemoved")
+	staleRouting(t, r)
+	if n := r.metric("epp_kv_events_total", "BlockRemoved"); n <= before {
+		t.Errorf("%v removals counted, %v before", n, before)
+	}
+	restarts := r.metric("epp_kv_event_restarts_total")
+	if err := r.engine("A").Restart(); err != nil {
+		t.Fatal(err)
+	}
+	direct(t, r, r.engine("A"), words(30, 100)) // the first batch of the new sequence
+	r.until("the restart is told", func() bool { return r.metric("epp_kv_event_restarts_total") > restarts })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// fewBlocks gives an engine room for 64 blocks.
+func fewBlocks(_ int, c *epptest.EngineConfig) {
+	c.Engine = engine.Config{Profile: c.Engine.Profile, Blocks: 64}
+}
+
+func staleRouting(t *testing.T, r *rig) {
 	a := r.engine("A")
 	x := []message{user(words(1, 400))}
 	r.must(x, 1)

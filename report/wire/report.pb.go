@@ -34,6 +34,8 @@ const (
 	BlockEvent_UNKNOWN BlockEvent_Kind = 0
 	BlockEvent_STORED  BlockEvent_Kind = 1
 	BlockEvent_REMOVED BlockEvent_Kind = 2
+	// All blocks went, before the snapshot that begins with it.
+	BlockEvent_CLEARED BlockEvent_Kind = 3
 )
 
 // Enum value maps for BlockEvent_Kind.
@@ -42,11 +44,13 @@ var (
 		0: "UNKNOWN",
 		1: "STORED",
 		2: "REMOVED",
+		3: "CLEARED",
 	}
 	BlockEvent_Kind_value = map[string]int32{
 		"UNKNOWN": 0,
 		"STORED":  1,
 		"REMOVED": 2,
+		"CLEARED": 3,
 	}
 )
 
@@ -166,7 +170,9 @@ type Report struct {
 	Gpu    *GPU    `protobuf:"bytes,10,opt,name=gpu,proto3" json:"gpu,omitempty"`
 	Probe  *Probe  `protobuf:"bytes,11,opt,name=probe,proto3" json:"probe,omitempty"`
 	// What the agent's owner wants scorers to know, where it has changed.
-	Values        *Values `protobuf:"bytes,12,opt,name=values,proto3" json:"values,omitempty"`
+	Values *Values `protobuf:"bytes,12,opt,name=values,proto3" json:"values,omitempty"`
+	// How often the engine has restarted since the agent's start, in every report.
+	Restarts      uint64 `protobuf:"varint,13,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +291,13 @@ func (x *Report) GetValues() *Values {
 	return nil
 }
 
+func (x *Report) GetRestarts() uint64 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
 type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ip:port of the endpoint, as the pool names it.
@@ -369,8 +382,11 @@ type BlockEvent struct {
 	// Of stored blocks: tokens in each.
 	BlockTokens uint32 `protobuf:"varint,5,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	// Where the blocks lie, and the engine's group of caches.
-	Tier          string `protobuf:"bytes,6,opt,name=tier,proto3" json:"tier,omitempty"`
-	Group         int32  `protobuf:"varint,7,opt,name=group,proto3" json:"group,omitempty"`
+	Tier  string `protobuf:"bytes,6,opt,name=tier,proto3" json:"tier,omitempty"`
+	Group int32  `protobuf:"varint,7,opt,name=group,proto3" json:"group,omitempty"`
+	// Of blocks that went: how long ago the engine let them go, in milliseconds.
+	// Not there: that is not known.
+	AgeMs         *uint32 `protobuf:"varint,8,opt,name=age_ms,json=ageMs,proto3,oneof" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -450,6 +466,13 @@ func (x *BlockEvent) GetTier() string {
 func (x *BlockEvent) GetGroup() int32 {
 	if x != nil {
 		return x.Group
+	}
+	return 0
+}
+
+func (x *BlockEvent) GetAgeMs() uint32 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
 	}
 	return 0
 }
@@ -917,7 +940,7 @@ const file_report_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\x06R\x03key\x12\x1f\n" +
 	"\vinterval_ms\x18\x02 \x01(\rR\n" +
 	"intervalMs\x12\x1a\n" +
-	"\bsnapshot\x18\x03 \x01(\bR\bsnapshot\"\xe3\x03\n" +
+	"\bsnapshot\x18\x03 \x01(\bR\bsnapshot\"\xff\x03\n" +
 	"\x06Report\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12*\n" +
 	"\x05hello\x18\x02 \x01(\v2\x14.epp.report.v1.HelloR\x05hello\x12%\n" +
@@ -933,12 +956,13 @@ const file_report_proto_rawDesc = "" +
 	"\x03gpu\x18\n" +
 	" \x01(\v2\x12.epp.report.v1.GPUR\x03gpu\x12*\n" +
 	"\x05probe\x18\v \x01(\v2\x14.epp.report.v1.ProbeR\x05probe\x12-\n" +
-	"\x06values\x18\f \x01(\v2\x15.epp.report.v1.ValuesR\x06values\"o\n" +
+	"\x06values\x18\f \x01(\v2\x15.epp.report.v1.ValuesR\x06values\x12\x1a\n" +
+	"\brestarts\x18\r \x01(\x04R\brestarts\"o\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x1a\n" +
 	"\breadings\x18\x02 \x01(\bR\breadings\x12\x16\n" +
 	"\x06blocks\x18\x03 \x01(\bR\x06blocks\x12\x16\n" +
-	"\x06probes\x18\x04 \x01(\bR\x06probes\"\xfd\x01\n" +
+	"\x06probes\x18\x04 \x01(\bR\x06probes\"\xb1\x02\n" +
 	"\n" +
 	"BlockEvent\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.epp.report.v1.BlockEvent.KindR\x04kind\x12\x14\n" +
@@ -947,12 +971,15 @@ const file_report_proto_rawDesc = "" +
 	"\x06parent\x18\x04 \x01(\x04R\x06parent\x12!\n" +
 	"\fblock_tokens\x18\x05 \x01(\rR\vblockTokens\x12\x12\n" +
 	"\x04tier\x18\x06 \x01(\tR\x04tier\x12\x14\n" +
-	"\x05group\x18\a \x01(\x05R\x05group\",\n" +
+	"\x05group\x18\a \x01(\x05R\x05group\x12\x1a\n" +
+	"\x06age_ms\x18\b \x01(\rH\x00R\x05ageMs\x88\x01\x01\"9\n" +
 	"\x04Kind\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\n" +
 	"\n" +
 	"\x06STORED\x10\x01\x12\v\n" +
-	"\aREMOVED\x10\x02\"\x89\x05\n" +
+	"\aREMOVED\x10\x02\x12\v\n" +
+	"\aCLEARED\x10\x03B\t\n" +
+	"\a_age_ms\"\x89\x05\n" +
 	"\aReading\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\rR\x05ageMs\x12\x16\n" +
@@ -1062,6 +1089,7 @@ func file_report_proto_init() {
 	if File_report_proto != nil {
 		return
 	}
+	file_report_proto_msgTypes[3].OneofWrappers = []any{}
 	file_report_proto_msgTypes[4].OneofWrappers = []any{}
 	file_report_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
