@@ -181,6 +181,36 @@ func TestSlowEndpointGetsLess(t *testing.T) {
 	}
 }
 
+// TestSlowEndpointComesBack: an endpoint that was twenty times as slow for a minute,
+// or answered nothing, has about the share of one that never was when two minutes
+// have passed.
+func TestSlowEndpointComesBack(t *testing.T) {
+	p, _ := engine.ProfileNamed("a100-8b")
+	tr := generated(t, "chat", 1600)
+	share := func(policy string, faults ...sim.Fault) float64 {
+		r := run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 4, Engine: engine.Config{Profile: p}, Faults: faults})
+		here, all := 0, 0
+		for _, o := range r.Requests {
+			if o.At >= 4*time.Minute {
+				all++
+				if o.Endpoint == 0 {
+					here++
+				}
+			}
+		}
+		return float64(here) / float64(all)
+	}
+	for _, policy := range []string{"latency", "gate"} {
+		sound := share(policy)
+		for _, kind := range []sim.FaultKind{sim.Slow, sim.Hang} {
+			got := share(policy, sim.Fault{Kind: kind, At: time.Minute, For: time.Minute, Factor: 20})
+			if got < sound/2 {
+				t.Errorf("%s, %s: a share of %.2f, want nearly the %.2f without the fault", policy, kind, got, sound)
+			}
+		}
+	}
+}
+
 // TestRefusedConfigs: each fault is named with its value.
 func TestRefusedConfigs(t *testing.T) {
 	tr := generated(t, "hot", 10)
