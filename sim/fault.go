@@ -9,10 +9,10 @@ import (
 // FaultKind is what goes wrong.
 type FaultKind string
 
-// The faults.
+// The faults. Those of one endpoint may overlap: each lasts its own time.
 const (
 	// Crash ends an engine's process: its requests break off, its cache is gone,
-	// connections are refused. It starts again after For.
+	// connections are refused. It starts again after For. A hang ends with the process.
 	Crash FaultKind = "crash"
 	// Restart is a rolling restart's step: the endpoint leaves the pool, ends what
 	// it has for up to For, and comes back as a new endpoint with an empty cache.
@@ -40,9 +40,11 @@ type Fault struct {
 	Endpoint int
 	// For is how long it lasts; 0: to the end.
 	For time.Duration
-	// Factor is Slow's; 0 means 2.
+	// Factor is Slow's; 0 means defaultFactor. Those that overlap multiply.
 	Factor float64
 }
+
+const defaultFactor = 2
 
 // ParseFault reads kind@time[:endpoint[:duration[:factor]]], such as crash@10m:3:1m.
 func ParseFault(text string) (Fault, error) {
@@ -88,6 +90,8 @@ func (f *Fault) check(endpoints int) error {
 		return fmt.Errorf("fault %q: no such kind: have %v", f.Kind, faultKinds)
 	case f.At < 0 || f.For < 0:
 		return fmt.Errorf("fault %s: time %v, duration %v: want 0 or more", f.Kind, f.At, f.For)
+	case f.At > MaxSpan || f.For > MaxSpan:
+		return fmt.Errorf("fault %s: time %v, duration %v: want at most %v; no duration lasts to the end", f.Kind, f.At, f.For, MaxSpan)
 	case f.Endpoint < 0 || f.Kind != Up && f.Endpoint >= endpoints:
 		return fmt.Errorf("fault %s: endpoint %d: want 0–%d", f.Kind, f.Endpoint, endpoints-1)
 	case f.Factor < 0 || f.Factor > 1e6:

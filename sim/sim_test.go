@@ -150,6 +150,80 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestOverlappingFaults: each fault lasts its own time, whatever else begins or ends
+// at the same endpoint, and no request is lost between them: what is sent is served,
+// or fails.
+func TestOverlappingFaults(t *testing.T) {
+	tr := generated(t, "chat", 400)
+	for name, faults := range map[string][]sim.Fault{
+		"crash within a restart": {
+			{Kind: sim.Restart, At: 20 * time.Second, Endpoint: 0, For: 60 * time.Second},
+			{Kind: sim.Crash, At: 30 * time.Second, Endpoint: 0, For: 10 * time.Second},
+		},
+		"ECC error within a hang": {
+			{Kind: sim.Hang, At: 20 * time.Second, Endpoint: 0, For: 60 * time.Second},
+			{Kind: sim.ECC, At: 30 * time.Second, Endpoint: 0, For: 5 * time.Second},
+		},
+		"two crashes": {
+			{Kind: sim.Crash, At: 20 * time.Second, Endpoint: 0, For: 60 * time.Second},
+			{Kind: sim.Crash, At: 30 * time.Second, Endpoint: 0, For: 10 * time.Second},
+		},
+		"two restarts": {
+			{Kind: sim.Restart, At: 20 * time.Second, Endpoint: 0, For: 30 * time.Second},
+			{Kind: sim.Restart, At: 30 * time.Second, Endpoint: 0, For: 30 * time.Second},
+		},
+		"ECC errors, one within a crash": {
+			{Kind: sim.ECC, At: 20 * time.Second, Endpoint: 0, For: 40 * time.Second},
+			{Kind: sim.ECC, At: 25 * time.Second, Endpoint: 0, For: 5 * time.Second},
+			{Kind: sim.Crash, At: 35 * time.Second, Endpoint: 0, For: 5 * time.Second},
+		},
+	} {
+		for _, policy := range []string{"round-robin", "latency"} {
+			r := run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 3, Faults: faults, Seed: 2})
+			here := 0
+			for i, o := range r.Requests {
+				if !o.Failed && (o.TTFT <= 0 || o.E2E < o.TTFT) {
+					t.Fatalf("%s, %s: request %d is lost: %+v", name, policy, i, o)
+				}
+				f := faults[0] // a process that hangs may be ended by another fault
+				if first := o.At + o.TTFT; o.Endpoint == 0 && (f.Kind == sim.Crash || f.Kind == sim.ECC) && o.At > f.At && first < f.At+f.For {
+					t.Errorf("%s, %s: request %d was answered within the fault: %+v", name, policy, i, o)
+				}
+				if o.Endpoint == 0 && o.At > 100*time.Second {
+					here++
+				}
+			}
+			if here == 0 {
+				t.Errorf("%s, %s: nothing is served there afterwards", name, policy)
+			}
+			if r.Virtual > tr.Requests[len(tr.Requests)-1].At+10*time.Minute {
+				t.Errorf("%s, %s: the run lasted %v", name, policy, r.Virtual)
+			}
+		}
+	}
+}
+
+// TestCrashDoesNotEndSlow: hardware that is slow is slow for the next process too.
+func TestCrashDoesNotEndSlow(t *testing.T) {
+	prompt := func(id uint64) []trace.Segment { return []trace.Segment{{ID: id, Tokens: 4096}} }
+	tr := &trace.Trace{Requests: []trace.Request{
+		{Prompt: prompt(1), Answer: trace.Segment{ID: 2, Tokens: 1}},
+		{At: time.Minute, Prompt: prompt(3), Answer: trace.Segment{ID: 4, Tokens: 1}},
+		{At: 2 * time.Minute, Prompt: prompt(5), Answer: trace.Segment{ID: 6, Tokens: 1}},
+	}}
+	r := run(t, sim.Config{Trace: tr, Policy: "weighted", Endpoints: 1, Faults: []sim.Fault{
+		{Kind: sim.Slow, At: time.Second * 10, For: 80 * time.Second, Factor: 3},
+		{Kind: sim.Crash, At: 30 * time.Second, For: 10 * time.Second},
+	}})
+	first := r.Requests[0].TTFT
+	if slow := r.Requests[1].TTFT; (slow - 3*first).Abs() > time.Microsecond {
+		t.Errorf("after the crash a first token takes %v, want three times %v", slow, first)
+	}
+	if again := r.Requests[2].TTFT; again != first {
+		t.Errorf("after the fault a first token takes %v, want %v", again, first)
+	}
+}
+
 // TestHotPrefixHerd is the pitfall of a sum: most requests share nearly all of
 // their prompt. Behind a gate, and by predicted latency, nobody waits for it.
 func TestHotPrefixHerd(t *testing.T) {
@@ -215,13 +289,16 @@ func TestSlowEndpointComesBack(t *testing.T) {
 func TestRefusedConfigs(t *testing.T) {
 	tr := generated(t, "hot", 10)
 	for want, cfg := range map[string]sim.Config{
-		"trace: no request in it":           {Policy: "random", Endpoints: 1},
-		"endpoints: 5000: want 1–4096":      {Trace: tr, Policy: "random", Endpoints: 5000},
-		`policy "fast": no such policy`:     {Trace: tr, Policy: "fast", Endpoints: 1},
-		"report loss: 2: want 0–1":          {Trace: tr, Policy: "random", Endpoints: 1, ReportLoss: 2},
-		"event lag: -1ns":                   {Trace: tr, Policy: "random", Endpoints: 1, EventLag: -1},
-		`fault "melt": no such kind`:        {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: "melt"}}},
-		"fault crash: endpoint 7: want 0–0": {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Crash, Endpoint: 7}}},
+		"trace: no request in it":       {Policy: "random", Endpoints: 1},
+		"endpoints: 5000: want 1–4096":  {Trace: tr, Policy: "random", Endpoints: 5000},
+		`policy "fast": no such policy`: {Trace: tr, Policy: "fast", Endpoints: 1},
+		"report loss: 2: want 0–1":      {Trace: tr, Policy: "random", Endpoints: 1, ReportLoss: 2},
+		"event lag: -1ns":               {Trace: tr, Policy: "random", Endpoints: 1, EventLag: -1},
+		`fault "melt": no such kind`:    {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: "melt"}}},
+		"fault slow: time 0s, duration 2562047h47m16.854775807s: want at most 744h0m0s": {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Slow, For: math.MaxInt64}}},
+		"trace: its last request comes after 87600h0m0s: want at most 744h0m0s":         {Trace: &trace.Trace{Requests: []trace.Request{{At: 87600 * time.Hour}}}, Policy: "random", Endpoints: 1},
+		"event lag: 2562047h47m16.854775807s: want more than 0 and at most 744h0m0s":    {Trace: tr, Policy: "random", Endpoints: 1, EventLag: math.MaxInt64},
+		"fault crash: endpoint 7: want 0–0":                                             {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Crash, Endpoint: 7}}},
 	} {
 		if _, err := sim.Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)

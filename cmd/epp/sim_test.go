@@ -82,7 +82,7 @@ func TestSimRefuses(t *testing.T) {
 		{[]string{"--generate", "hot", "--policy", "best"}, `--policy "best": no such policy: have all, weighted`},
 		{[]string{"--generate", "hot", "--profile", "tpu"}, `--profile "tpu": no such profile: have article-8b`},
 		{[]string{"--generate", "hot", "--pods", "0"}, "sim: endpoints: 0: want 1–4096"},
-		{[]string{"--generate", "hot", "--report-lag", "1us"}, "sim: report interval: 1µs: want 1ms or more"},
+		{[]string{"--generate", "hot", "--report-lag", "1us"}, "sim: report interval: 1µs: want 1ms–744h0m0s"},
 		{[]string{"--generate", "hot", "--fault", "crash"}, `--fault: fault "crash": no @: want kind@time`},
 		{[]string{"--generate", "hot", "--part", "0.5"}, `--part "0.5": want from:to`},
 		{[]string{"--generate", "hot", "--max-running", "-1"}, "engine: MaxRunning (-1) must be >= 1"},
