@@ -21,7 +21,7 @@ const (
 	DefaultReadingTakes = 5 * time.Millisecond
 	DefaultEventLag     = 2 * time.Millisecond
 	// MaxSpan bounds a trace's time, and each time of a Config.
-	MaxSpan = 31 * 24 * time.Hour
+	MaxSpan = trace.MaxDuration
 	// drain is how long after the last arrival requests may still run.
 	drain = 4 * time.Hour
 )

@@ -91,7 +91,7 @@ func (e *endpoint) settle() {
 	speed := 1.0
 	for _, f := range e.faults {
 		if f.Kind == Slow {
-			speed /= max(cmp.Or(f.Factor, defaultFactor), 1e-6)
+			speed /= cmp.Or(f.Factor, defaultFactor)
 		}
 	}
 	e.engine.SetSpeed(speed)

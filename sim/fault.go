@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -46,7 +47,8 @@ type Fault struct {
 
 const defaultFactor = 2
 
-// ParseFault reads kind@time[:endpoint[:duration[:factor]]], such as crash@10m:3:1m.
+// ParseFault reads kind@time:endpoint[:duration[:factor]], such as crash@10m:3:1m,
+// and up@time, which has no endpoint.
 func ParseFault(text string) (Fault, error) {
 	bad := func(what string) (Fault, error) {
 		return Fault{}, fmt.Errorf("fault %q: %s: want kind@time:endpoint:duration[:factor], such as crash@10m:3:1m or slow@0s:0:1h:2", text, what)
@@ -57,8 +59,13 @@ func ParseFault(text string) (Fault, error) {
 	}
 	f := Fault{Kind: FaultKind(kind)}
 	parts := strings.Split(rest, ":")
-	if len(parts) > 4 {
+	switch {
+	case len(parts) > 4:
 		return bad("more than four parts")
+	case f.Kind == Up && len(parts) > 1:
+		return bad("up adds an endpoint, and has a time alone")
+	case f.Kind != Up && len(parts) < 2:
+		return bad("no endpoint")
 	}
 	var err error
 	for i, p := range parts {
@@ -66,15 +73,18 @@ func ParseFault(text string) (Fault, error) {
 		case 0:
 			f.At, err = time.ParseDuration(p)
 		case 1:
-			_, err = fmt.Sscanf(p, "%d", &f.Endpoint)
+			f.Endpoint, err = strconv.Atoi(p)
 		case 2:
 			f.For, err = time.ParseDuration(p)
 		case 3:
-			_, err = fmt.Sscanf(p, "%g", &f.Factor)
+			f.Factor, err = strconv.ParseFloat(p, 64)
 		}
 		if err != nil {
 			return bad(fmt.Sprintf("%q cannot be read", p))
 		}
+	}
+	if len(parts) == 4 && (f.Factor == 0 || f.Kind != Slow) {
+		return bad("a factor is slow's, and above 0")
 	}
 	return f, nil
 }
@@ -94,8 +104,8 @@ func (f *Fault) check(endpoints int) error {
 		return fmt.Errorf("fault %s: time %v, duration %v: want at most %v; no duration lasts to the end", f.Kind, f.At, f.For, MaxSpan)
 	case f.Endpoint < 0 || f.Kind != Up && f.Endpoint >= endpoints:
 		return fmt.Errorf("fault %s: endpoint %d: want 0–%d", f.Kind, f.Endpoint, endpoints-1)
-	case f.Factor < 0 || f.Factor > 1e6:
-		return fmt.Errorf("fault %s: factor %v: want more than 0", f.Kind, f.Factor)
+	case !(f.Factor == 0 || f.Factor >= 1e-3 && f.Factor <= 1e6): // NaN too
+		return fmt.Errorf("fault %s: factor %v: want 0.001–1000000", f.Kind, f.Factor)
 	}
 	return nil
 }

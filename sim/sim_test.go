@@ -298,6 +298,7 @@ func TestRefusedConfigs(t *testing.T) {
 		"fault slow: time 0s, duration 2562047h47m16.854775807s: want at most 744h0m0s": {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Slow, For: math.MaxInt64}}},
 		"trace: its last request comes after 87600h0m0s: want at most 744h0m0s":         {Trace: &trace.Trace{Requests: []trace.Request{{At: 87600 * time.Hour}}}, Policy: "random", Endpoints: 1},
 		"event lag: 2562047h47m16.854775807s: want more than 0 and at most 744h0m0s":    {Trace: tr, Policy: "random", Endpoints: 1, EventLag: math.MaxInt64},
+		"fault slow: factor NaN: want 0.001–1000000":                                    {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Slow, Factor: math.NaN()}}},
 		"fault crash: endpoint 7: want 0–0":                                             {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Crash, Endpoint: 7}}},
 	} {
 		if _, err := sim.Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
@@ -316,7 +317,13 @@ func TestParseFault(t *testing.T) {
 	if want := (sim.Fault{Kind: sim.Slow, At: 10 * time.Minute, Endpoint: 3, For: time.Minute, Factor: 2.5}); err != nil || f != want {
 		t.Errorf("%+v, %v, want %+v", f, err, want)
 	}
-	for _, text := range []string{"", "crash", "crash@soon", "crash@1m:x", "crash@1m:1:1m:1:1"} {
+	if f, err := sim.ParseFault("up@1m"); err != nil || f != (sim.Fault{Kind: sim.Up, At: time.Minute}) {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for _, text := range []string{
+		"", "crash", "crash@soon", "crash@1m", "crash@1m:x", "crash@1m:1:1m:1:1", "crash@1m:1x", "crash@1m:1:1m:2", "up@1m:1",
+		"slow@0s:0:1m:2x", "slow@0s:0:1m:0", "slow@0s:0:1m:",
+	} {
 		if _, err := sim.ParseFault(text); err == nil || !strings.Contains(err.Error(), "want kind@time") {
 			t.Errorf("%q: error %v", text, err)
 		}

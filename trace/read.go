@@ -13,14 +13,15 @@ import (
 // one is read through.
 func Read(name string, r io.Reader) (*Trace, error) {
 	b := bufio.NewReader(r)
-	head, _ := b.Peek(len(azureColumns)) // what cannot be read fails below
-	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+	if head, _ := b.Peek(2); bytes.Equal(head, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(b)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		return Read(name, plain{z})
+		b = bufio.NewReader(z) // what was packed twice is in no known form
+	}
+	head, _ := b.Peek(len(azureColumns)) // what cannot be read fails below
+	switch {
 	case bytes.HasPrefix(head, []byte("{")):
 		return ReadMooncake(name, b)
 	case bytes.HasPrefix(head, azureColumns[:9]):
@@ -28,9 +29,6 @@ func Read(name string, r io.Reader) (*Trace, error) {
 	}
 	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids) or an Azure one (CSV with %s)", name, head, azureColumns)
 }
-
-// plain hides that its reader was unpacked, so that no file unpacks twice.
-type plain struct{ io.Reader }
 
 // Part returns the requests from the share from of the trace's time to the share
 // to of it, both in [0, 1], their times from the part's start.

@@ -145,6 +145,9 @@ func (s *simulation) prepare() error {
 	if err := s.engines(); err != nil {
 		return err
 	}
+	if s.cfg.ReportEvery <= 0 {
+		return fmt.Errorf("--report-lag %v: want 1ms or more", s.cfg.ReportEvery)
+	}
 	for _, text := range s.faults {
 		f, err := sim.ParseFault(text)
 		if err != nil {
@@ -164,8 +167,14 @@ func (s *simulation) prepare() error {
 	return nil
 }
 
+// maxKVTokens bounds the memory of a simulated engine: some hundred bytes for each 16.
+const maxKVTokens = 1 << 26
+
 // engines makes the profiles into engines.
 func (s *simulation) engines() error {
+	if s.kvTokens < 0 || s.kvTokens > maxKVTokens {
+		return fmt.Errorf("--kv-tokens %d: want 1–%d, or 0 for the profile's", s.kvTokens, maxKVTokens)
+	}
 	var cfgs []engine.Config
 	for _, name := range s.profiles {
 		p, ok := engine.ProfileNamed(name)
