@@ -150,6 +150,46 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestRetriesAsInProduction: a request is sent a second time at most, and a tenth of
+// those in flight are, but three always: a pool that fails as a whole does not get
+// twice its load.
+func TestRetriesAsInProduction(t *testing.T) {
+	tr := &trace.Trace{}
+	for i := range 100 {
+		tr.Requests = append(tr.Requests, trace.Request{
+			At: time.Duration(i) * time.Millisecond, Prompt: []trace.Segment{{ID: uint64(i), Tokens: 4096}}, Answer: trace.Segment{ID: uint64(1000 + i), Tokens: 5},
+		})
+	}
+	for _, policy := range []string{"least-conn", "weighted"} {
+		again := func(faults ...sim.Fault) (second, failed int) {
+			r := run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 4, Faults: faults})
+			for _, o := range r.Requests {
+				if o.Attempts > 2 {
+					t.Errorf("%s: %+v was sent more than twice", policy, o)
+				}
+				if o.Attempts == 2 {
+					second++
+				}
+				if o.Failed {
+					failed++
+				}
+			}
+			return second, failed
+		}
+		// Of 100 requests in flight a quarter breaks off; the budget is ten.
+		if second, failed := again(sim.Fault{Kind: sim.Crash, At: 150 * time.Millisecond, Endpoint: 0}); second != 10 || failed < 5 {
+			t.Errorf("%s: one crash: %d sent again, %d failed, want 10 and the others", policy, second, failed)
+		}
+		var all []sim.Fault
+		for e := range 4 {
+			all = append(all, sim.Fault{Kind: sim.Crash, At: 150 * time.Millisecond, Endpoint: e})
+		}
+		if second, failed := again(all...); second > 40 || failed != 100 {
+			t.Errorf("%s: all crash: %d sent again, %d failed", policy, second, failed)
+		}
+	}
+}
+
 // TestOverlappingFaults: each fault lasts its own time, whatever else begins or ends
 // at the same endpoint, and no request is lost between them: what is sent is served,
 // or fails.
