@@ -112,8 +112,11 @@ func TestInvariants(t *testing.T) {
 				if f == nil && failed > 0 {
 					t.Errorf("%s, %s: %d failed without a fault", kind, name, failed)
 				}
-				if failed > len(r.Requests)*3/4 { // a crash breaks off what is being answered, which may be all there is
+				if failed > len(r.Requests)*9/20 { // a crash breaks off what is being answered, of short traces a quarter each
 					t.Errorf("%s, %s: %d of %d failed", kind, name, failed, len(r.Requests))
+				}
+				if last := tr.Requests[len(tr.Requests)-1].At; r.Virtual > last+2*time.Minute {
+					t.Errorf("%s, %s: ended after %v, the last request came at %v", kind, name, r.Virtual, last)
 				}
 			}
 		}
@@ -265,14 +268,19 @@ func TestCrashDoesNotEndSlow(t *testing.T) {
 }
 
 // TestHotPrefixHerd is the pitfall of a sum: most requests share nearly all of
-// their prompt. Behind a gate, and by predicted latency, nobody waits for it.
+// their prompt, and wait where it lies. Behind a gate, and by predicted latency, they
+// wait less than under the sum alone: by a tenth in the mean, and a third in the
+// longest.
 func TestHotPrefixHerd(t *testing.T) {
 	p, _ := engine.ProfileNamed("a100-8b")
 	tr := generated(t, "hot", 1500)
+	summary := func(policy string) sim.Summary {
+		return run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 8, Engine: engine.Config{Profile: p}}).Summary()
+	}
+	plain := summary("weighted")
 	for _, name := range []string{"gate", "latency"} {
-		s := run(t, sim.Config{Trace: tr, Policy: name, Endpoints: 8, Engine: engine.Config{Profile: p}}).Summary()
-		if s.MeanTTFT > 400*time.Millisecond {
-			t.Errorf("%s: mean time to first token %v, want under 400ms", name, s.MeanTTFT)
+		if s := summary(name); s.MeanTTFT > plain.MeanTTFT*9/10 || s.P99TTFT > plain.P99TTFT*2/3 {
+			t.Errorf("%s: time to first token %v, p99 %v; the sum alone has %v, %v", name, s.MeanTTFT, s.P99TTFT, plain.MeanTTFT, plain.P99TTFT)
 		}
 	}
 }
