@@ -48,7 +48,8 @@ type Summary struct {
 	HitShare                   float64
 	MeanTTFT, P50TTFT, P99TTFT time.Duration
 	MeanE2E, P99E2E            time.Duration
-	Failed                     int
+	// Served and Failed count the requests; the times are of those that were served.
+	Served, Failed int
 	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even.
 	Imbalance float64
 }
@@ -68,6 +69,7 @@ func (r *Result) Summary() Summary {
 		prompt += o.PromptTokens
 		cached += o.CachedTokens
 	}
+	s.Served = len(ttft)
 	if prompt > 0 {
 		s.HitShare = float64(cached) / float64(prompt)
 	}

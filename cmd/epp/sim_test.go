@@ -68,6 +68,31 @@ func TestSimTable(t *testing.T) {
 	}
 }
 
+// TestSimFailed: where all requests fail there are no times, and least of all short
+// ones; where some do, a line says whose times these are.
+func TestSimFailed(t *testing.T) {
+	args := []string{"--generate", "chat", "--requests", "50", "--pods", "1", "--policy", "random,weighted"}
+	all := append(slices.Clone(args), "--fault", "ecc@0s:0")
+	got, err := simulate(t, all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"–", "50 (all)", "a policy that fails more is not the faster one"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if got, err = simulate(t, append(all, "--json")...); err != nil || !strings.Contains(got, `"meanTTFTMillis": null`) || !strings.Contains(got, `"failed": 50`) {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if got, err = simulate(t, append(args, "--fault", "crash@10s:0:5s")...); err != nil || !strings.Contains(got, "is not the faster one") || strings.Contains(got, "(all)") {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if got, err = simulate(t, args...); err != nil || strings.Contains(got, "faster") {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 // TestSimRefuses: each wrong input has one error that names it.
 func TestSimRefuses(t *testing.T) {
 	for _, c := range []struct {
