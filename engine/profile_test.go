@@ -103,6 +103,46 @@ func TestDecodeStep(t *testing.T) {
 }
 
 // Every profile makes an engine whose prefill and decode take time.
+// TestProfilesFit holds a prompt's step beside what was published. Vidur's are the
+// matrix products alone, without attention; Dynamo's mocker has a polynomial for an
+// H100 and an 8B model, of all; the article gives 4,096 cold tokens.
+func TestProfilesFit(t *testing.T) {
+	line := func(offset, growth float64) func(n float64) float64 {
+		return func(n float64) float64 { return offset + growth*n }
+	}
+	for _, c := range []struct {
+		profile   string
+		attention bool
+		published func(n float64) float64 // milliseconds
+		from, to  int
+		tolerance float64
+	}{
+		{"article-8b", true, line(900, 0), 4096, 4096, 0.0001},
+		{"article-70b", true, line(8200, 0), 4096, 4096, 0.0001},
+		{"a100-8b", false, line(8.1, 0.0661), 256, 8192, 0.14},
+		{"h100-8b", false, line(2.9, 0.0202), 512, 8192, 0.09},
+		{"h100-8b", true, func(n float64) float64 { return 4.209989e-7*n*n + 1.518344e-2*n + 16.50142 }, 1024, 8192, 0.23},
+		{"a100-70b-tp4", false, line(15.4, 0.158), 256, 8192, 0.10},
+		{"a100-70b-tp8", false, line(5.6, 0.086), 512, 8192, 0.09},
+	} {
+		p, ok := ProfileNamed(c.profile)
+		if !ok {
+			t.Fatalf("no profile %q", c.profile)
+		}
+		for n := c.from; n <= c.to; n *= 2 {
+			var w work
+			w.prefill(n, 0)
+			if !c.attention {
+				w.attention = 0
+			}
+			got, want := p.stepTime(w).Seconds()*1000, c.published(float64(n))
+			if math.Abs(got-want) > c.tolerance*want {
+				t.Errorf("%s: %d tokens take %.1f ms, published are %.1f: want within %.0f %%", c.profile, n, got, want, 100*c.tolerance)
+			}
+		}
+	}
+}
+
 func TestProfiles(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range Profiles {

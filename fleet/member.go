@@ -48,6 +48,8 @@ type Member struct {
 	// prompt tokens a second until the first token; 0: nothing yet.
 	totals epp.Load
 	rate   float64
+	// slow is how slow it is beside the pool; work has it as of Table.faded.
+	slow slowness
 
 	models []epp.Model
 	// adapters are those taken to be resident, the latest used last. It holds
@@ -179,6 +181,9 @@ func (m *Member) learnRate(l *epp.Load) {
 	tokens := (l.PromptTokens.Value - l.CachedTokens.Value) - (m.totals.PromptTokens.Value - m.totals.CachedTokens.Value)
 	seconds := l.FirstTokenSeconds.Value - m.totals.FirstTokenSeconds.Value
 	known := l.PromptTokens.Known && l.CachedTokens.Known && l.FirstTokenSeconds.Known && m.totals.FirstTokenSeconds.Known
+	if l.FirstTokenSeconds.Known && seconds < 0 {
+		m.forgetSlowness()
+	}
 	m.totals = epp.Load{PromptTokens: l.PromptTokens, CachedTokens: l.CachedTokens, FirstTokenSeconds: l.FirstTokenSeconds}
 	if !known || tokens <= 0 || seconds <= 0 {
 		return
@@ -320,6 +325,7 @@ func (m *Member) Restarted() {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	m.forgetAdapters()
+	m.forgetSlowness()
 }
 
 // Incomplete tells whether blocks may be missing from what was heard.

@@ -19,7 +19,7 @@ func TestPaceIsLearnt(t *testing.T) {
 	tab.Join(epp.Endpoint{Name: "b"})
 	now := start
 	var seen epp.View
-	for i := range 600 {
+	for i := range 597 { // the last is b's: its slowness has not faded
 		name, slow := "a", 1.0
 		if i%4 == 0 {
 			name, slow = "b", 2.0
@@ -37,7 +37,7 @@ func TestPaceIsLearnt(t *testing.T) {
 		b2.Complete(now.Add(first(own, own) + 3200*time.Millisecond))
 		b1.End()
 		b2.End()
-		now = now.Add(10 * time.Second)
+		now = now.Add(time.Second)
 	}
 	tab.Pick(fleet.Query{}, now, func(v epp.View) (int, int) { seen = v; return -1, 0 })
 	near := func(what string, got, want, share float64) {
@@ -85,5 +85,77 @@ func TestWorkIsReleasedOnce(t *testing.T) {
 	b2.End()
 	if got := pending(); got[0].Pending != 0 || got[1].Pending != 0 {
 		t.Errorf("at rest: %+v", got)
+	}
+}
+
+// TestSlownessFades: an endpoint that took ten times as long is as good as any
+// other again after some minutes in which no first token came from it; one sample
+// that confirms it takes back what has faded, one that denies it does not; and a
+// restart forgets it at once, by its events or by its counters.
+func TestSlownessFades(t *testing.T) {
+	now, n := start, 0
+	tab := fleet.New(fleet.Options{})
+	tab.Join(epp.Endpoint{Name: "a"})
+	b := tab.Join(epp.Endpoint{Name: "b"})
+	ask := func(name string, first time.Duration) {
+		n++
+		tokens := 1000 + n%5
+		booking, _ := tab.Pick(fleet.Query{PromptTokens: tokens}, now, named(name, tokens))
+		now = now.Add(first)
+		booking.FirstToken(now)
+		booking.End()
+	}
+	slowness := func() (s float64) {
+		tab.Pick(fleet.Query{}, now, func(v epp.View) (int, int) { s = v.Work[1].Slowness; return -1, 0 })
+		return s
+	}
+	slow := func() {
+		for range 2000 {
+			ask("a", 100*time.Millisecond)
+		}
+		for range 60 {
+			ask("b", 20*time.Second)
+		}
+	}
+	slow()
+	worst := slowness()
+	if worst < 5 {
+		t.Fatalf("slowness %v after 60 first tokens that took 200 times as long", worst)
+	}
+	now = now.Add(20 * time.Second)
+	if got, want := slowness(), 1+(worst-1)/2; math.Abs(got-want) > 0.01 {
+		t.Errorf("after a half-life %v, want %v", got, want)
+	}
+	ask("b", 20*time.Second)
+	if got := slowness(); got < worst {
+		t.Errorf("a sample confirms it: %v, want at least %v", got, worst)
+	}
+	now = now.Add(time.Minute)
+	faded := slowness()
+	ask("b", 100*time.Millisecond)
+	if got := slowness(); got > faded {
+		t.Errorf("a sample denies it: %v, want at most %v", got, faded)
+	}
+	now = now.Add(4 * time.Minute)
+	if got := slowness(); got > 1.05 {
+		t.Errorf("after five minutes %v, want about 1", got)
+	}
+
+	slow()
+	b.Reset(now)
+	if got := slowness(); got != 0 {
+		t.Errorf("after a restart that its events told: %v, want that nothing is known", got)
+	}
+	slow()
+	read := func(prompt, seconds float64) {
+		b.Load(b.Begin(now), now, epp.Load{PromptTokens: epp.Known(prompt), CachedTokens: epp.Known(0), FirstTokenSeconds: epp.Known(seconds)})
+	}
+	read(1e6, 1000)
+	if slowness() == 0 {
+		t.Error("a reading alone forgot it")
+	}
+	read(1000, 1)
+	if got := slowness(); got != 0 {
+		t.Errorf("after a restart that its counters told: %v, want that nothing is known", got)
 	}
 }

@@ -64,6 +64,11 @@ type Table struct {
 	// What our own requests have taken: see pace.go.
 	firstTokens, answers line
 	pace                 epp.Pace
+	// faded is when the slowness in work was brought up to date; fresh endpoints,
+	// whose slowness adds up to freshSum, had shown theirs of late.
+	faded    time.Time
+	fresh    int
+	freshSum float64
 
 	// silent counts the members that have not told of their caches.
 	silent atomic.Int64
@@ -179,6 +184,7 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	if len(t.ailing) > 0 {
 		t.recover(now)
 	}
+	t.fade(now)
 	i, tokens := choose(t.view(q))
 	if i < 0 {
 		return Booking{}, false

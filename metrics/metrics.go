@@ -121,7 +121,7 @@ func (m *Metrics) registerRequests(r prometheus.Registerer) {
 	m.ended = counters(r, nameEnded,
 		"Picked requests by how they ended.", "outcome")
 	m.ttft = histogram(r, nameTTFT, longSeconds,
-		"Seconds from the request to the first token of its answer.")
+		"Seconds from the request to the first token of its answer, where that was streamed.")
 	m.retries = counters(r, nameRetries,
 		"Requests sent a second time, by how the first endpoint failed.", "reason")
 	m.retriesDenied = counters(r, nameRetriesDenied,

@@ -45,9 +45,11 @@ func NewAnswer(contentType string) *Answer {
 	}
 }
 
-// FirstToken reports whether a token was seen: in a stream an event that carries
+// FirstToken reports whether a token was seen in a stream: an event that carries
 // text, reasoning, a tool call or the reason of the end, since the first event of
-// a chat, which gives the role alone, comes without one; in a single body its end.
+// a chat, which gives the role alone, comes without one. In a single body it is
+// always false: that comes when the last token was made, and does not tell when
+// the first was.
 func (a *Answer) FirstToken() bool { return a.first }
 
 // Model returns the model that the answer names, or "".
@@ -88,14 +90,10 @@ func (a *Answer) Feed(chunk []byte) {
 // End tells that the answer has ended: what came of a last line without its end
 // is read now. Feed must not be called after it.
 func (a *Answer) End() {
-	if !a.stream {
-		if a.body.state != bodyBefore {
-			a.first = true
-		}
-		return
+	if a.stream {
+		a.endLine()
+		a.endEvent()
 	}
-	a.endLine()
-	a.endEvent()
 }
 
 // hold keeps a part of the line that is not complete.
@@ -223,5 +221,4 @@ func (a *Answer) feedBody(chunk []byte) {
 			a.model = strings.Clone(v.String())
 		}
 	})
-	a.first = a.first || a.body.state == bodyAfter
 }

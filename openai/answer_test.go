@@ -67,8 +67,8 @@ const usageBody = `{"id":"c","model":"m","choices":[{"message":{"content":"\"usa
 // Case I1: usage of 17 and 5 is read once, wherever the stream is cut into
 // frames, in each form, and where the stream ends without its end marker.
 func TestCaseI1(t *testing.T) {
-	const want = "first=true model=m usage=true prompt=17 completion=5 cached=16"
 	check := func(name, contentType, answer string) {
+		want := fmt.Sprintf("first=%v model=m usage=true prompt=17 completion=5 cached=16", contentType == sse)
 		for cut := range len(answer) + 1 {
 			if got := read(contentType, []byte(answer[:cut]), []byte(answer[cut:])); got != want {
 				t.Errorf("%s cut at %d: got %s, want %s", name, cut, got, want)
@@ -108,7 +108,7 @@ func TestCaseI3(t *testing.T) {
 		`{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":-1},"completion_tokens":""}`: "usage=true prompt=7 completion=-1 cached=-1",
 	} {
 		body := []byte(`{"model":5,"usage":` + usage + `}`)
-		if got := read("application/json", body); got != "first=true model= "+want {
+		if got := read("application/json", body); got != "first=false model= "+want {
 			t.Errorf("body with usage %s: got %s", usage, got)
 		}
 		event := []byte("data: " + string(body) + "\n\n")
@@ -193,9 +193,9 @@ func TestFirstToken(t *testing.T) {
 // Answers as a vLLM server sent them.
 func TestCapturedAnswers(t *testing.T) {
 	for file, want := range map[string]string{
-		"chat.json":                        "first=true model=tiny usage=true prompt=75 completion=12 cached=-1",
-		"completion.json":                  "first=true model=tiny usage=true prompt=81 completion=6 cached=-1",
-		"turn2.json":                       "first=true model=tiny usage=true prompt=306 completion=40 cached=256",
+		"chat.json":                        "first=false model=tiny usage=true prompt=75 completion=12 cached=-1",
+		"completion.json":                  "first=false model=tiny usage=true prompt=81 completion=6 cached=-1",
+		"turn2.json":                       "first=false model=tiny usage=true prompt=306 completion=40 cached=256",
 		"chat_stream.sse":                  "first=true model=tiny usage=true prompt=75 completion=6 cached=-1",
 		"chat_stream_continuous_usage.sse": "first=true model=tiny usage=true prompt=75 completion=4 cached=-1",
 		"stream_usage.sse":                 "first=true model=tiny usage=true prompt=246 completion=6 cached=224",

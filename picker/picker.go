@@ -375,7 +375,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 	}
 	pk.booking = booking
 	pk.remember(now, &rec.Candidates[rec.Chosen])
-	if pk.sight != SeesAll {
+	if pk.sight != SeesAll || !r.Stream { // a whole answer does not tell when its first token came
 		booking.ReleaseTokensByRate(now)
 	}
 	return nil

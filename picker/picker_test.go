@@ -190,6 +190,56 @@ func TestTurnTwoFollowsTurnOne(t *testing.T) {
 	}
 }
 
+// TestWholeAnswerTeachesNoFirstToken: an answer that is not streamed comes when its
+// last token was made, 10 s after the first. Its tokens are released by the rate at
+// which the endpoint computes prompts (8,000 a second where it has shown none), and
+// the pool's times stay those of the streamed answers, which take 100 ms.
+func TestWholeAnswerTeachesNoFirstToken(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{}, "a")
+	pace := func() (pace epp.Pace) {
+		p.fleet.Pick(fleet.Query{}, p.clock(), func(v epp.View) (int, int) { pace = v.Pace; return -1, 0 })
+		return pace
+	}
+	for i := range uint32(100) {
+		pk, err := p.completion("m", count(1+i*1000, 100+i), `,"stream":true`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.pass(100 * time.Millisecond)
+		pk.ResponseHeader(200, "text/event-stream", "")
+		pk.ResponseBody([]byte("data: {\"choices\":[{\"text\":\" yes\"}]}\n\n"))
+		pk.End(picker.Served)
+	}
+	streamed := pace()
+	if streamed.FirstToken < 0.09 || streamed.FirstToken > 0.11 {
+		t.Fatalf("pace %+v of streamed answers", streamed)
+	}
+	for range 100 {
+		pk, err := p.completion("m", count(1, 1600), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l := p.fleet.Ledger(); l.Tokens != 1600 {
+			t.Fatalf("ledger %+v", l)
+		}
+		p.pass(300 * time.Millisecond)
+		pace() // what is due falls due with a pick
+		if l := p.fleet.Ledger(); l.Requests != 1 || l.Tokens != 0 {
+			t.Fatalf("ledger %+v after 300 ms: 1,600 tokens take 200", l)
+		}
+		p.pass(10 * time.Second)
+		pk.ResponseHeader(200, "application/json", "")
+		pk.ResponseBody([]byte(`{"choices":[{"text":" yes"}],"usage":{"prompt_tokens":1600,"completion_tokens":400}}`))
+		pk.End(picker.Served)
+		if e := p.Ring().Find(pk.Request.ID).End; e.TTFT != 0 || e.CompletionTokens != 400 {
+			t.Fatalf("the record has %+v", e)
+		}
+	}
+	if got := pace(); got != streamed {
+		t.Errorf("pace %+v after answers that were not streamed, %+v before", got, streamed)
+	}
+}
+
 // TestSaltAndAdapterShareNothing: the same tokens under a salt or an adapter are
 // another prompt.
 func TestSaltAndAdapterShareNothing(t *testing.T) {

@@ -116,6 +116,13 @@ func (w *window) add(slot int, now time.Duration, prefill float64) {
 // 50·n requests, where the heaviest endpoint has more than 1.5 times the load of
 // the lightest, what would go to the heaviest goes to the lightest until that is
 // no longer so.
+//
+// Simpler here than there: both keep the window by the tree's nodes, and weigh each
+// node's count by its miss rate and the endpoints that share it; here a prompt counts
+// with what was not cached when it was sent. Preble moves subtrees, and gives a single
+// hot node to more endpoints when times to first token double; here what would go to
+// the heaviest endpoint is moved, and no node is given to more. AIBrix takes the
+// median time a token has taken; here it is what that begins with, prebleStepTime.
 type preble struct {
 	rand    *rand.Rand
 	guard   bool

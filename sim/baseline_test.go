@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"epp.internal/epp"
 	"epp.internal/epp/trace"
@@ -115,15 +116,58 @@ func TestCHWBL(t *testing.T) {
 }
 
 func TestSGLang(t *testing.T) {
-	p := newSGLang(0.5, 32, 1.1, false, 1000)
+	p := newSGLang(0.5, 32, 1.1, false, wholeTree(1000, time.Minute))
 	in := pool(0, 0, 0)
 	want(t, "cold: least loaded, then least sent, then first", []int{p.choose(in), p.choose(in.prompt(9)), p.choose(in.prompt(10))}, []int{0, 1, 2})
 	want(t, "match 8 of 8 units over 0.5", []int{p.choose(in.loads(30, 1, 2).prompt(1, 2, 3, 4, 5, 6, 7, 8))}, []int{0})
 	want(t, "match 4 of 8 units is not over 0.5", []int{p.choose(in.loads(30, 2, 1).prompt(1, 2, 3, 4, 50, 60, 70, 80))}, []int{2})
 	want(t, "33 − 0 > 32 and 33 > 1.1·0", []int{p.choose(in.loads(33, 1, 0).prompt(1, 2, 3, 4, 5, 6, 7, 8))}, []int{2})
-	old := newSGLang(0.3, 64, 1.5, true, 1000)
+	old := newSGLang(0.3, 64, 1.5, true, perEndpoint(1000*unitChars, time.Minute))
 	old.choose(in.loads(0, 0, 0).prompt(1, 2, 3))
 	want(t, "older releases: the smallest tree", []int{old.choose(in.loads(0, 9, 9).prompt(50, 60))}, []int{1})
+}
+
+// TestFullTreesSpread: every endpoint's part of the tree is full, of eight units.
+// New prompts still go to where least was sent, one after the other, and a cut back
+// comes once a minute: the first endpoint does not get them all.
+func TestFullTreesSpread(t *testing.T) {
+	p := newSGLang(0.3, 64, 1.5, true, perEndpoint(8*unitChars, time.Minute))
+	in := pool(0, 0, 0)
+	var got [3]int
+	for n := range uint64(300) {
+		in.now = time.Duration(n) * time.Second
+		got[p.choose(in.prompt(100*n+1, 100*n+2, 100*n+3, 100*n+4))]++
+		if n%60 == 0 && n > 0 {
+			for i := range in.endpoints {
+				if size := p.tree.size(epp.Slot(i)); size > 8 {
+					t.Errorf("at %v endpoint %d has %d units after the cut back", in.now, i, size)
+				}
+			}
+		}
+	}
+	for i, n := range got {
+		if n < 90 || n > 110 {
+			t.Errorf("endpoint %d has %d of 300", i, n)
+		}
+	}
+}
+
+// TestSharedBound: one bound over all slots forgets what was used longest ago,
+// wherever it lies.
+func TestSharedBound(t *testing.T) {
+	s := wholeTree(1, time.Second) // 128 units
+	names := func(from uint64, n int) (chain []uint64) {
+		for i := range n * sglangUnit {
+			chain = append(chain, from+uint64(i))
+		}
+		return chain
+	}
+	s.add(0, names(1_000, 100), 2*time.Second)
+	s.add(1, names(5_000, 20), 3*time.Second)
+	s.add(1, names(9_000, 20), 4*time.Second)
+	if a, b := s.size(0), s.size(1); a != 88 || b != 40 {
+		t.Errorf("%d and %d units, want 88 and 40", a, b)
+	}
 }
 
 // Of 32 blocks, a holds 24 and has 640 prompt tokens on their way (40 blocks) and

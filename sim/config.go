@@ -22,6 +22,8 @@ const (
 	// a page is made and read within 5 ms, an event comes within 2 ms.
 	DefaultReadingTakes = 5 * time.Millisecond
 	DefaultEventLag     = 2 * time.Millisecond
+	// MaxSpan bounds a trace's time, and each time of a Config.
+	MaxSpan = trace.MaxDuration
 	// drain is how long after the last arrival requests may still run.
 	drain = 4 * time.Hour
 )
@@ -81,11 +83,15 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	fault(c.Trace != nil && len(c.Trace.Requests) > 0, "trace: no request in it")
+	if c.Trace != nil && len(c.Trace.Requests) > 0 {
+		last := c.Trace.Requests[len(c.Trace.Requests)-1].At
+		fault(last <= MaxSpan, "trace: its last request comes after %v: want at most %v", last, MaxSpan)
+	}
 	fault(c.Endpoints >= 1 && c.Endpoints <= MaxEndpoints, "endpoints: %d: want 1–%d", c.Endpoints, MaxEndpoints)
 	fault(len(c.Engines) <= c.Endpoints, "engines: %d of them for %d endpoints", len(c.Engines), c.Endpoints)
-	fault(c.ReportEvery >= time.Millisecond, "report interval: %v: want 1ms or more", c.ReportEvery)
+	fault(c.ReportEvery >= time.Millisecond && c.ReportEvery <= MaxSpan, "report interval: %v: want 1ms–%v", c.ReportEvery, MaxSpan)
 	fault(c.ReadingTakes > 0 && c.ReadingTakes <= c.ReportEvery, "reading time: %v: want more than 0 and at most the interval, %v", c.ReadingTakes, c.ReportEvery)
-	fault(c.EventLag > 0, "event lag: %v: want more than 0", c.EventLag)
+	fault(c.EventLag > 0 && c.EventLag <= MaxSpan, "event lag: %v: want more than 0 and at most %v", c.EventLag, MaxSpan)
 	fault(c.ReportLoss >= 0 && c.ReportLoss <= 1, "report loss: %v: want 0–1", c.ReportLoss)
 	fault(c.EventLoss >= 0 && c.EventLoss <= 1, "event loss: %v: want 0–1", c.EventLoss)
 	if c.Settings == nil && PolicyNamed(c.Policy) == nil {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,7 +28,8 @@ type endpoint struct {
 	stamp uint64
 	woken int64
 
-	down, hung, sick bool // crashed; hanging; answering 500
+	faults           []*Fault // that have begun and not ended
+	down, hung, sick bool     // what they make of it: crashed; hanging; answering 500
 
 	// What the engine's page counts beside the engine itself.
 	firstTokens float64
@@ -70,8 +72,29 @@ func (e *endpoint) start(w *world) error {
 	}
 	e.stamp++
 	e.woken, e.firstTokens = -1, 0
-	e.down, e.hung, e.sick = false, false, false
+	e.faults = slices.DeleteFunc(e.faults, func(f *Fault) bool { return f.Kind == Hang })
+	e.settle()
 	return nil
+}
+
+// has says whether a fault of the kind is under way.
+func (e *endpoint) has(k FaultKind) bool {
+	return slices.ContainsFunc(e.faults, func(f *Fault) bool { return f.Kind == k })
+}
+
+// settle makes of the endpoint what the faults that are under way ask for.
+func (e *endpoint) settle() {
+	e.down, e.hung, e.sick = e.has(Crash), e.has(Hang), e.has(ECC)
+	if e.down || e.hung {
+		e.woken = -1
+	}
+	speed := 1.0
+	for _, f := range e.faults {
+		if f.Kind == Slow {
+			speed /= cmp.Or(f.Factor, defaultFactor)
+		}
+	}
+	e.engine.SetSpeed(speed)
 }
 
 // join makes the endpoint a member and begins to read it.
@@ -291,59 +314,56 @@ func (w *world) beginFault(i int) {
 		return
 	}
 	e := w.endpoints[f.Endpoint]
+	e.faults = append(e.faults, f)
+	e.settle()
 	switch f.Kind {
-	case Crash:
-		e.down = true
-		e.woken = -1
-		for len(e.flights) > 0 {
-			w.lose(e.flights[0], picker.Reset)
-		}
+	case Crash, ECC:
+		e.breakOff(w)
 	case Restart, Down:
 		e.member.Leave()
-	case Slow:
-		e.engine.SetSpeed(1 / max(f.Factor, 1e-6))
-		if f.Factor == 0 {
-			e.engine.SetSpeed(0.5)
-		}
-	case Hang:
-		e.hung = true
-		e.woken = -1
-	case ECC:
-		e.sick = true
-		for len(e.flights) > 0 {
-			w.lose(e.flights[0], picker.Reset)
-		}
-	case Up:
+	case Slow, Hang, Up:
 	}
-	if f.For > 0 {
+	if f.For > 0 && f.Kind != Down {
 		w.agenda.plan(happening{at: w.at + int64(f.For), what: faultEnd, which: uint64(i)})
 	}
 }
 
-// endFault sets right what beginFault of the same number did.
+// endFault ends what beginFault of the same number began. What other faults do to
+// the endpoint goes on.
 func (w *world) endFault(i int) {
 	f := &w.cfg.Faults[i]
 	e := w.endpoints[f.Endpoint]
+	if k := slices.Index(e.faults, f); k >= 0 {
+		e.faults = slices.Delete(e.faults, k, k+1)
+	}
+	e.settle()
 	switch f.Kind {
 	case Crash, ECC:
-		e.rejoin(w, false)
-	case Restart:
-		for len(e.flights) > 0 { // its grace is over
-			w.lose(e.flights[0], picker.Reset)
+		if !e.down && !e.sick {
+			e.rejoin(w, false)
 		}
-		e.rejoin(w, true)
-	case Slow:
-		e.engine.SetSpeed(1)
+	case Restart:
+		e.breakOff(w) // its grace is over
+		if !e.has(Restart) && !e.has(Down) {
+			e.rejoin(w, true)
+		}
 	case Hang:
-		e.hung = false
 		e.planWake(w)
-	case Up, Down:
+	case Slow, Up, Down:
+	}
+}
+
+// breakOff ends all that the engine has.
+func (e *endpoint) breakOff(w *world) {
+	for len(e.flights) > 0 {
+		w.lose(e.flights[0], picker.Reset)
 	}
 }
 
 // rejoin starts the engine anew: under the same member, whose events then begin
 // anew too, or as another one.
 func (e *endpoint) rejoin(w *world, another bool) {
+	e.breakOff(w)
 	_ = e.start(w) // its Config has been accepted before
 	if another {
 		e.join(w)

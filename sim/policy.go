@@ -64,13 +64,13 @@ func init() {
 		theirs("chwbl-100", "the same by the first 100 characters, as KubeAI has it", func(*world) chooser { return &chwbl{keyBlocks: 2} }),
 		theirs("prefix-hash", "smg's prefix_hash, by the first 256 tokens", func(*world) chooser { return &chwbl{keyBlocks: 16, leastOnOverload: true} }),
 		theirs("sglang", "cache-aware, smg's defaults: 0.5, 32, 1.1", func(*world) chooser {
-			return newSGLang(0.5, 32, 1.1, false, 160_000)
+			return newSGLang(0.5, 32, 1.1, false, wholeTree(10_000, 30*time.Second))
 		}),
 		theirs("sglang-0.3", "cache-aware, sglang-router 0.3.2: 0.3, 64, 1.5", func(*world) chooser {
-			return newSGLang(0.3, 64, 1.5, true, 1<<26/4/64)
+			return newSGLang(0.3, 64, 1.5, true, perEndpoint(1<<26, time.Minute))
 		}),
 		theirs("vllm-router", "cache-aware, vllm-router 0.1.17: 0.3, 64, 1.5", func(*world) chooser {
-			return newSGLang(0.3, 64, 1.5, true, 1<<25/4/64)
+			return newSGLang(0.3, 64, 1.5, true, perEndpoint(1<<25, 2*time.Minute))
 		}),
 		hearing("dynamo", "Dynamo's cost: prefill and active blocks", func(w *world) chooser { return &dynamo{w.rand, map[int]map[uint64]int{}} }),
 		theirs("llm-d", "llm-d-router's built-in profile: prefix 3, queue 2, KV 2", func(w *world) chooser {

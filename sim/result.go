@@ -51,7 +51,8 @@ type Summary struct {
 	HitShare                   float64
 	MeanTTFT, P50TTFT, P99TTFT time.Duration
 	MeanE2E, P99E2E            time.Duration
-	Failed                     int
+	// Served and Failed count the requests; the times are of those that were served.
+	Served, Failed int
 	// Least and Most are the requests of the endpoints that had the fewest and the
 	// most, over the mean of all: 0 and above 1.
 	Least, Most float64
@@ -93,6 +94,7 @@ func Summarize(outcomes []Outcome) Summary {
 		prompt += o.PromptTokens
 		cached += o.CachedTokens
 	}
+	s.Served = len(ttft)
 	if prompt > 0 {
 		s.HitShare = float64(cached) / float64(prompt)
 	}

@@ -42,6 +42,7 @@ type world struct {
 	outcomes    []Outcome
 	nextArrival int
 	open        int // requests that have arrived and not ended
+	retried     int // those of them that were sent a second time
 
 	// Memory that is used again: of prompts and answers, the oldest first, and of
 	// batches.
@@ -58,6 +59,7 @@ type flight struct {
 	at       *endpoint
 	place    int // in at.flights
 	attempts int
+	retried  bool
 	answered bool
 	// carried is the router's own.
 	pick *picker.Pick
@@ -201,8 +203,8 @@ func (w *world) arrive() {
 	w.send(f, generation, ok)
 }
 
-// send gives f to the endpoint that was picked, and to the next one where that
-// takes no connection.
+// send gives f to the endpoint that was picked, and where that takes no connection
+// once more, to the next one.
 func (w *world) send(f *flight, generation uint32, ok bool) {
 	for ok {
 		f.at = w.byGeneration[generation-1]
@@ -211,14 +213,44 @@ func (w *world) send(f *flight, generation uint32, ok bool) {
 		if o == picker.Served {
 			return
 		}
+		if !w.retry(f) {
+			w.router.end(f, o)
+			break
+		}
 		generation, ok = w.router.again(f, o)
 	}
 	w.fail(f)
 }
 
+// The retry budget, as the proxy has it: one second try of each request, and at most
+// a tenth of the requests in flight, but three always. A gateway in front of the
+// other routers is taken to do the same.
+const (
+	retriesMin   = 3
+	retriesShare = 10
+)
+
+// retry takes a second try of f out of the budget and reports whether there was one.
+func (w *world) retry(f *flight) bool {
+	if f.retried || w.retried >= max(retriesMin, w.open/retriesShare) {
+		return false
+	}
+	f.retried = true
+	w.retried++
+	return true
+}
+
+// close takes f off the counters.
+func (w *world) close(f *flight) {
+	w.open--
+	if f.retried {
+		w.retried--
+	}
+}
+
 // fail notes that nobody served f.
 func (w *world) fail(f *flight) {
-	w.open--
+	w.close(f)
 	o := &w.outcomes[f.number]
 	o.Failed, o.Attempts = true, f.attempts
 }
@@ -227,7 +259,7 @@ func (w *world) fail(f *flight) {
 func (w *world) lose(f *flight, o picker.Outcome) {
 	f.at.drop(f)
 	f.at.engine.Abort(w.now(), f.engine)
-	if f.answered || o == picker.TimedOut {
+	if f.answered || o == picker.TimedOut || !w.retry(f) {
 		w.router.end(f, o)
 		w.fail(f)
 		return
@@ -250,7 +282,7 @@ func (w *world) token(f *flight, finished bool) {
 	if !finished {
 		return
 	}
-	w.open--
+	w.close(f)
 	o.E2E, o.CachedTokens, o.Endpoint, o.Attempts = now-o.At, f.engine.CachedTokens(), f.at.number, f.attempts
 	f.at.drop(f)
 	w.router.end(f, picker.Served)

@@ -14,8 +14,13 @@ type seen struct {
 	unit int           // blocks of 16 tokens
 	most int           // units remembered of each slot; 0: all
 	ttl  time.Duration // 0: for ever
+	// every is how often what is over most is forgotten, 0: at once. shared says that
+	// most is the bound of all slots together.
+	every  time.Duration
+	shared bool
 
-	slots []*memory
+	slots   []*memory
+	evicted time.Duration // when that was done last
 }
 
 // memory is one slot's: a map into a list in the order of use.
@@ -69,10 +74,51 @@ func (s *seen) add(slot epp.Slot, chain []uint64, now time.Duration) {
 		m.units[u].used = now
 		m.append(u)
 	}
-	for s.most > 0 && len(m.at) > s.most {
-		m.drop(m.units[0].next)
+	if s.most > 0 && now-s.evicted >= s.every {
+		s.evicted = now
+		s.evict(m)
 	}
 	for s.ttl > 0 && len(m.at) > 0 && now-m.units[m.units[0].next].used > s.ttl {
+		m.drop(m.units[0].next)
+	}
+}
+
+// evict forgets what is over the bound: of m, to which was added, where that is done
+// at once, else of all slots.
+func (s *seen) evict(m *memory) {
+	switch {
+	case s.shared:
+		s.evictShared()
+	case s.every == 0:
+		m.shrink(s.most)
+	default:
+		for _, m := range s.slots {
+			m.shrink(s.most)
+		}
+	}
+}
+
+// evictShared forgets the least recently used unit of any slot, until all slots
+// together are within the bound.
+func (s *seen) evictShared() {
+	total := 0
+	for _, m := range s.slots {
+		total += len(m.at)
+	}
+	for ; total > s.most; total-- {
+		var oldest *memory
+		for _, m := range s.slots {
+			if len(m.at) > 0 && (oldest == nil || m.units[m.units[0].next].used < oldest.units[oldest.units[0].next].used) {
+				oldest = m
+			}
+		}
+		oldest.drop(oldest.units[0].next)
+	}
+}
+
+// shrink forgets the least recently used units until most are left.
+func (m *memory) shrink(most int) {
+	for len(m.at) > most {
 		m.drop(m.units[0].next)
 	}
 }

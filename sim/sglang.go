@@ -18,11 +18,34 @@ type sglang struct {
 	sent map[int]int // requests ever sent, by slot: the second key of the least loaded
 }
 
-// The releases differ in their defaults. A tree's bound is in nodes or characters
-// there; a node is the tail of a prompt, taken as 128 units of 64 tokens here, and
-// four characters are a token.
-func newSGLang(threshold float64, abs int, rel float64, smallest bool, units int) *sglang {
-	return &sglang{threshold, abs, rel, smallest, seen{unit: 4, most: units}, map[int]int{}}
+// A tree is cut back now and then, to the least recently used of it, not at once:
+// in between the smallest tree is the one to which least was sent. The releases
+// differ in their defaults. sglang-router and vllm-router bound each endpoint's part
+// in characters, of which four are a token here. smg bounds the whole tree in nodes
+// by its manual, taken as nodeUnits each here, and in characters by its code, which
+// at its default would remember next to nothing. Source: sgl-router and vllm-router,
+// tree.rs, evict_tenant_by_size, and cache_aware.rs.
+const (
+	sglangUnit = 4 // blocks of 16
+	// unitChars are the characters of a unit.
+	unitChars = sglangUnit * blockTokens * 4
+	// nodeUnits are the units of a node, which is the tail of a prompt: a guess, of
+	// 8,192 tokens.
+	nodeUnits = 128
+)
+
+// perEndpoint is a tree that is cut back to so many characters for each endpoint.
+func perEndpoint(chars int, every time.Duration) seen {
+	return seen{unit: sglangUnit, most: chars / unitChars, every: every}
+}
+
+// wholeTree is a tree that is cut back to so many nodes in all.
+func wholeTree(nodes int, every time.Duration) seen {
+	return seen{unit: sglangUnit, most: nodes * nodeUnits, every: every, shared: true}
+}
+
+func newSGLang(threshold float64, abs int, rel float64, smallest bool, tree seen) *sglang {
+	return &sglang{threshold, abs, rel, smallest, tree, map[int]int{}}
 }
 
 func (p *sglang) choose(in *input) int {

@@ -116,8 +116,11 @@ func TestInvariants(t *testing.T) {
 				if f == nil && failed > 0 {
 					t.Errorf("%s, %s: %d failed without a fault", kind, name, failed)
 				}
-				if failed > len(r.Requests)*3/4 { // a crash breaks off what is being answered, which may be all there is
+				if failed > len(r.Requests)*9/20 { // a crash breaks off what is being answered, of short traces a quarter each
 					t.Errorf("%s, %s: %d of %d failed", kind, name, failed, len(r.Requests))
+				}
+				if last := tr.Requests[len(tr.Requests)-1].At; r.Virtual > last+2*time.Minute {
+					t.Errorf("%s, %s: ended after %v, the last request came at %v", kind, name, r.Virtual, last)
 				}
 			}
 		}
@@ -154,15 +157,134 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// TestRetriesAsInProduction: a request is sent a second time at most, and a tenth of
+// those in flight are, but three always: a pool that fails as a whole does not get
+// twice its load.
+func TestRetriesAsInProduction(t *testing.T) {
+	tr := &trace.Trace{}
+	for i := range 100 {
+		tr.Requests = append(tr.Requests, trace.Request{
+			At: time.Duration(i) * time.Millisecond, Prompt: []trace.Segment{{ID: uint64(i), Tokens: 4096}}, Answer: trace.Segment{ID: uint64(1000 + i), Tokens: 5},
+		})
+	}
+	for _, policy := range []string{"least-conn", "weighted"} {
+		again := func(faults ...sim.Fault) (second, failed int) {
+			r := run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 4, Faults: faults})
+			for _, o := range r.Requests {
+				if o.Attempts > 2 {
+					t.Errorf("%s: %+v was sent more than twice", policy, o)
+				}
+				if o.Attempts == 2 {
+					second++
+				}
+				if o.Failed {
+					failed++
+				}
+			}
+			return second, failed
+		}
+		// Of 100 requests in flight a quarter breaks off; the budget is ten.
+		if second, failed := again(sim.Fault{Kind: sim.Crash, At: 150 * time.Millisecond, Endpoint: 0}); second != 10 || failed < 5 {
+			t.Errorf("%s: one crash: %d sent again, %d failed, want 10 and the others", policy, second, failed)
+		}
+		var all []sim.Fault
+		for e := range 4 {
+			all = append(all, sim.Fault{Kind: sim.Crash, At: 150 * time.Millisecond, Endpoint: e})
+		}
+		if second, failed := again(all...); second > 40 || failed != 100 {
+			t.Errorf("%s: all crash: %d sent again, %d failed", policy, second, failed)
+		}
+	}
+}
+
+// TestOverlappingFaults: each fault lasts its own time, whatever else begins or ends
+// at the same endpoint, and no request is lost between them: what is sent is served,
+// or fails.
+func TestOverlappingFaults(t *testing.T) {
+	tr := generated(t, "chat", 400)
+	for name, faults := range map[string][]sim.Fault{
+		"crash within a restart": {
+			{Kind: sim.Restart, At: 20 * time.Second, Endpoint: 0, For: 60 * time.Second},
+			{Kind: sim.Crash, At: 30 * time.Second, Endpoint: 0, For: 10 * time.Second},
+		},
+		"ECC error within a hang": {
+			{Kind: sim.Hang, At: 20 * time.Second, Endpoint: 0, For: 60 * time.Second},
+			{Kind: sim.ECC, At: 30 * time.Second, Endpoint: 0, For: 5 * time.Second},
+		},
+		"two crashes": {
+			{Kind: sim.Crash, At: 20 * time.Second, Endpoint: 0, For: 60 * time.Second},
+			{Kind: sim.Crash, At: 30 * time.Second, Endpoint: 0, For: 10 * time.Second},
+		},
+		"two restarts": {
+			{Kind: sim.Restart, At: 20 * time.Second, Endpoint: 0, For: 30 * time.Second},
+			{Kind: sim.Restart, At: 30 * time.Second, Endpoint: 0, For: 30 * time.Second},
+		},
+		"ECC errors, one within a crash": {
+			{Kind: sim.ECC, At: 20 * time.Second, Endpoint: 0, For: 40 * time.Second},
+			{Kind: sim.ECC, At: 25 * time.Second, Endpoint: 0, For: 5 * time.Second},
+			{Kind: sim.Crash, At: 35 * time.Second, Endpoint: 0, For: 5 * time.Second},
+		},
+	} {
+		for _, policy := range []string{"round-robin", "latency"} {
+			r := run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 3, Faults: faults, Seed: 2})
+			here := 0
+			for i, o := range r.Requests {
+				if !o.Failed && (o.TTFT <= 0 || o.E2E < o.TTFT) {
+					t.Fatalf("%s, %s: request %d is lost: %+v", name, policy, i, o)
+				}
+				f := faults[0] // a process that hangs may be ended by another fault
+				if first := o.At + o.TTFT; o.Endpoint == 0 && (f.Kind == sim.Crash || f.Kind == sim.ECC) && o.At > f.At && first < f.At+f.For {
+					t.Errorf("%s, %s: request %d was answered within the fault: %+v", name, policy, i, o)
+				}
+				if o.Endpoint == 0 && o.At > 100*time.Second {
+					here++
+				}
+			}
+			if here == 0 {
+				t.Errorf("%s, %s: nothing is served there afterwards", name, policy)
+			}
+			if r.Virtual > tr.Requests[len(tr.Requests)-1].At+10*time.Minute {
+				t.Errorf("%s, %s: the run lasted %v", name, policy, r.Virtual)
+			}
+		}
+	}
+}
+
+// TestCrashDoesNotEndSlow: hardware that is slow is slow for the next process too.
+func TestCrashDoesNotEndSlow(t *testing.T) {
+	prompt := func(id uint64) []trace.Segment { return []trace.Segment{{ID: id, Tokens: 4096}} }
+	tr := &trace.Trace{Requests: []trace.Request{
+		{Prompt: prompt(1), Answer: trace.Segment{ID: 2, Tokens: 1}},
+		{At: time.Minute, Prompt: prompt(3), Answer: trace.Segment{ID: 4, Tokens: 1}},
+		{At: 2 * time.Minute, Prompt: prompt(5), Answer: trace.Segment{ID: 6, Tokens: 1}},
+	}}
+	r := run(t, sim.Config{Trace: tr, Policy: "weighted", Endpoints: 1, Faults: []sim.Fault{
+		{Kind: sim.Slow, At: time.Second * 10, For: 80 * time.Second, Factor: 3},
+		{Kind: sim.Crash, At: 30 * time.Second, For: 10 * time.Second},
+	}})
+	first := r.Requests[0].TTFT
+	if slow := r.Requests[1].TTFT; (slow - 3*first).Abs() > time.Microsecond {
+		t.Errorf("after the crash a first token takes %v, want three times %v", slow, first)
+	}
+	if again := r.Requests[2].TTFT; again != first {
+		t.Errorf("after the fault a first token takes %v, want %v", again, first)
+	}
+}
+
 // TestHotPrefixHerd is the pitfall of a sum: most requests share nearly all of
-// their prompt. Behind a gate, and by predicted latency, nobody waits for it.
+// their prompt, and wait where it lies. Behind a gate, and by predicted latency, they
+// wait less than under the sum alone: by a tenth in the mean, and a third in the
+// longest.
 func TestHotPrefixHerd(t *testing.T) {
 	p, _ := engine.ProfileNamed("a100-8b")
 	tr := generated(t, "hot", 1500)
+	summary := func(policy string) sim.Summary {
+		return run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 8, Engine: engine.Config{Profile: p}}).Summary()
+	}
+	plain := summary("weighted")
 	for _, name := range []string{"gate", "latency"} {
-		s := run(t, sim.Config{Trace: tr, Policy: name, Endpoints: 8, Engine: engine.Config{Profile: p}}).Summary()
-		if s.MeanTTFT > 400*time.Millisecond {
-			t.Errorf("%s: mean time to first token %v, want under 400ms", name, s.MeanTTFT)
+		if s := summary(name); s.MeanTTFT > plain.MeanTTFT*9/10 || s.P99TTFT > plain.P99TTFT*2/3 {
+			t.Errorf("%s: time to first token %v, p99 %v; the sum alone has %v, %v", name, s.MeanTTFT, s.P99TTFT, plain.MeanTTFT, plain.P99TTFT)
 		}
 	}
 }
@@ -185,17 +307,51 @@ func TestSlowEndpointGetsLess(t *testing.T) {
 	}
 }
 
+// TestSlowEndpointComesBack: an endpoint that was twenty times as slow for a minute,
+// or answered nothing, has about the share of one that never was when two minutes
+// have passed.
+func TestSlowEndpointComesBack(t *testing.T) {
+	p, _ := engine.ProfileNamed("a100-8b")
+	tr := generated(t, "chat", 1600)
+	share := func(policy string, faults ...sim.Fault) float64 {
+		r := run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 4, Engine: engine.Config{Profile: p}, Faults: faults})
+		here, all := 0, 0
+		for _, o := range r.Requests {
+			if o.At >= 4*time.Minute {
+				all++
+				if o.Endpoint == 0 {
+					here++
+				}
+			}
+		}
+		return float64(here) / float64(all)
+	}
+	for _, policy := range []string{"latency", "gate"} {
+		sound := share(policy)
+		for _, kind := range []sim.FaultKind{sim.Slow, sim.Hang} {
+			got := share(policy, sim.Fault{Kind: kind, At: time.Minute, For: time.Minute, Factor: 20})
+			if got < sound/2 {
+				t.Errorf("%s, %s: a share of %.2f, want nearly the %.2f without the fault", policy, kind, got, sound)
+			}
+		}
+	}
+}
+
 // TestRefusedConfigs: each fault is named with its value.
 func TestRefusedConfigs(t *testing.T) {
 	tr := generated(t, "hot", 10)
 	for want, cfg := range map[string]sim.Config{
-		"trace: no request in it":           {Policy: "random", Endpoints: 1},
-		"endpoints: 5000: want 1–4096":      {Trace: tr, Policy: "random", Endpoints: 5000},
-		`policy "fast": no such policy`:     {Trace: tr, Policy: "fast", Endpoints: 1},
-		"report loss: 2: want 0–1":          {Trace: tr, Policy: "random", Endpoints: 1, ReportLoss: 2},
-		"event lag: -1ns":                   {Trace: tr, Policy: "random", Endpoints: 1, EventLag: -1},
-		`fault "melt": no such kind`:        {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: "melt"}}},
-		"fault crash: endpoint 7: want 0–0": {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Crash, Endpoint: 7}}},
+		"trace: no request in it":       {Policy: "random", Endpoints: 1},
+		"endpoints: 5000: want 1–4096":  {Trace: tr, Policy: "random", Endpoints: 5000},
+		`policy "fast": no such policy`: {Trace: tr, Policy: "fast", Endpoints: 1},
+		"report loss: 2: want 0–1":      {Trace: tr, Policy: "random", Endpoints: 1, ReportLoss: 2},
+		"event lag: -1ns":               {Trace: tr, Policy: "random", Endpoints: 1, EventLag: -1},
+		`fault "melt": no such kind`:    {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: "melt"}}},
+		"fault slow: time 0s, duration 2562047h47m16.854775807s: want at most 744h0m0s": {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Slow, For: math.MaxInt64}}},
+		"trace: its last request comes after 87600h0m0s: want at most 744h0m0s":         {Trace: &trace.Trace{Requests: []trace.Request{{At: 87600 * time.Hour}}}, Policy: "random", Endpoints: 1},
+		"event lag: 2562047h47m16.854775807s: want more than 0 and at most 744h0m0s":    {Trace: tr, Policy: "random", Endpoints: 1, EventLag: math.MaxInt64},
+		"fault slow: factor NaN: want 0.001–1000000":                                    {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Slow, Factor: math.NaN()}}},
+		"fault crash: endpoint 7: want 0–0":                                             {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Crash, Endpoint: 7}}},
 	} {
 		if _, err := sim.Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)
@@ -213,7 +369,13 @@ func TestParseFault(t *testing.T) {
 	if want := (sim.Fault{Kind: sim.Slow, At: 10 * time.Minute, Endpoint: 3, For: time.Minute, Factor: 2.5}); err != nil || f != want {
 		t.Errorf("%+v, %v, want %+v", f, err, want)
 	}
-	for _, text := range []string{"", "crash", "crash@soon", "crash@1m:x", "crash@1m:1:1m:1:1"} {
+	if f, err := sim.ParseFault("up@1m"); err != nil || f != (sim.Fault{Kind: sim.Up, At: time.Minute}) {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for _, text := range []string{
+		"", "crash", "crash@soon", "crash@1m", "crash@1m:x", "crash@1m:1:1m:1:1", "crash@1m:1x", "crash@1m:1:1m:2", "up@1m:1",
+		"slow@0s:0:1m:2x", "slow@0s:0:1m:0", "slow@0s:0:1m:",
+	} {
 		if _, err := sim.ParseFault(text); err == nil || !strings.Contains(err.Error(), "want kind@time") {
 			t.Errorf("%q: error %v", text, err)
 		}

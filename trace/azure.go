@@ -49,8 +49,8 @@ func ReadAzure(name string, r io.Reader) (*Trace, error) {
 		if n := len(t.Requests); n > 0 && since < t.Requests[n-1].At {
 			return fmt.Errorf("TIMESTAMP %q is before the one of the row above: rows must be in the order of time", text)
 		}
-		if since > maxDuration || len(t.Requests) == MaxRequests {
-			return fmt.Errorf("a trace ends after %v or %d requests", maxDuration, MaxRequests)
+		if since > MaxDuration || len(t.Requests) == MaxRequests {
+			return fmt.Errorf("a trace ends after %v or %d requests", MaxDuration, MaxRequests)
 		}
 		t.Requests = append(t.Requests, open.request(uint64(len(t.Requests)), since, prompt, answer))
 		return nil

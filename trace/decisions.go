@@ -140,8 +140,8 @@ func finish(name string, requests []logged) (*Trace, error) {
 			q.answer = answer
 		}
 		q.r.At = q.at.Sub(requests[0].at)
-		if q.r.At > maxDuration {
-			return nil, fmt.Errorf("%s: request of %v is more than %v after the first one", name, q.at.Format(time.RFC3339), maxDuration)
+		if q.r.At > MaxDuration {
+			return nil, fmt.Errorf("%s: request of %v is more than %v after the first one", name, q.at.Format(time.RFC3339), MaxDuration)
 		}
 		q.r.Answer = Segment{answerKind | uint64(i), q.answer}
 		t.Requests[i] = q.r

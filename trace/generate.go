@@ -70,6 +70,9 @@ func Generate(w Workload) (*Trace, error) {
 	if !(w.Rate > 1e-6 && w.Rate < 1e6) {
 		return nil, fmt.Errorf("workload %s: rate %v: want above 0, requests a second", k.name, w.Rate)
 	}
+	if takes := float64(w.Requests) / w.Rate; takes > MaxDuration.Seconds()/2 {
+		return nil, fmt.Errorf("workload %s: %d requests at a rate of %v take %.0f s: want at most %.0f", k.name, w.Requests, w.Rate, takes, MaxDuration.Seconds()/2)
+	}
 	g := &generator{rand: rand.New(rand.NewPCG(w.Seed, uint64(i)+1)), uneven: k.name == "bursts"}
 	g.sessions(w, &k)
 	slices.SortStableFunc(g.requests, func(a, b Request) int { return int(a.At - b.At) })

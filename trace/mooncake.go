@@ -47,8 +47,8 @@ func ReadMooncake(name string, r io.Reader) (*Trace, error) {
 		if *row.Timestamp < last {
 			return fmt.Errorf("timestamp %d is before the one of the row above, %d: rows must be in the order of time", *row.Timestamp, last)
 		}
-		if last = *row.Timestamp; last-first > int64(maxDuration/time.Millisecond) {
-			return fmt.Errorf("timestamp %d is more than %v after the first one, %d", last, maxDuration, first)
+		if last = *row.Timestamp; uint64(last)-uint64(first) > uint64(MaxDuration/time.Millisecond) {
+			return fmt.Errorf("timestamp %d is more than %v after the first one, %d", last, MaxDuration, first)
 		}
 		if len(t.Requests) == MaxRequests {
 			return fmt.Errorf("more than %d requests", MaxRequests)
@@ -66,8 +66,9 @@ func ReadMooncake(name string, r io.Reader) (*Trace, error) {
 	return t, nil
 }
 
-// maxDuration is the longest trace.
-const maxDuration = 10 * 366 * 24 * time.Hour
+// MaxDuration is the longest trace: a month, since a pool is read every second of
+// it, idle or not.
+const MaxDuration = 31 * 24 * time.Hour
 
 func (row *mooncakeRow) check() error {
 	if row.Timestamp == nil {

@@ -17,14 +17,15 @@ const headBytes = 64 << 10
 // one is read through.
 func Read(name string, r io.Reader) (*Trace, error) {
 	b := bufio.NewReaderSize(r, headBytes)
-	head, _ := b.Peek(headBytes) // what cannot be read fails below
-	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+	if head, _ := b.Peek(2); bytes.Equal(head, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(b)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		return Read(name, plain{z})
+		b = bufio.NewReaderSize(z, headBytes) // what was packed twice is in no known form
+	}
+	head, _ := b.Peek(headBytes) // what cannot be read fails below
+	switch {
 	case bytes.HasPrefix(head, decisionsBegin):
 		return ReadDecisions(name, b)
 	case bytes.HasPrefix(head, []byte("{")) && isOpenAILog(head):
@@ -38,9 +39,6 @@ func Read(name string, r io.Reader) (*Trace, error) {
 	}
 	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids), an Azure one (CSV with %s), a decision log (JSONL that begins with settings), vLLM's log of requests, or OpenAI requests (JSONL with timestamp, request and usage)", name, head, azureColumns)
 }
-
-// plain hides that its reader was unpacked, so that no file unpacks twice.
-type plain struct{ io.Reader }
 
 // Part returns the requests from the share from of the trace's time to the share
 // to of it, both in [0, 1], their times from the part's start.

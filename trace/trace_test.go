@@ -2,6 +2,7 @@ package trace_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"os"
 	"reflect"
 	"slices"
@@ -89,16 +90,27 @@ func TestWholeConversationTrace(t *testing.T) {
 }
 
 // What is wrong is told with its line and its value.
+func gzipped(text string) string {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write([]byte(text)) // a bytes.Buffer takes all
+	_ = z.Close()
+	return b.String()
+}
+
 func TestRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"":      `t: begins with "": want a Mooncake trace`,
 		"hello": `t: begins with "hello": want a Mooncake trace`,
-		`{"timestamp": 0, "input_length": 512, "output_length": 9, "hash_ids": [0, 1]}`:                                                                                      "t:1: hash_ids has 2 ids: an input_length of 512 needs 1",
-		`{"timestamp": 0, "input_length": 0, "output_length": 9, "hash_ids": []}`:                                                                                            "t:1: prompt of 0 tokens: want 1–4194304",
-		`{"input_length": 5, "output_length": 9, "hash_ids": [1]}`:                                                                                                           "t:1: timestamp is missing",
-		"{\"timestamp\": 5, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n{\"timestamp\": 4, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}": "t:2: timestamp 4 is before the one of the row above, 5",
-		`{"timestamp": "x"}`: "t:1: no Mooncake row",
-		"TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,1":                          `t:2: TIMESTAMP "now" is no time`,
+		`{"timestamp": 0, "input_length": 512, "output_length": 9, "hash_ids": [0, 1]}`:                                                                                                                           "t:1: hash_ids has 2 ids: an input_length of 512 needs 1",
+		`{"timestamp": 0, "input_length": 0, "output_length": 9, "hash_ids": []}`:                                                                                                                                 "t:1: prompt of 0 tokens: want 1–4194304",
+		`{"input_length": 5, "output_length": 9, "hash_ids": [1]}`:                                                                                                                                                "t:1: timestamp is missing",
+		"{\"timestamp\": 5, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n{\"timestamp\": 4, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}":                                      "t:2: timestamp 4 is before the one of the row above, 5",
+		"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n{\"timestamp\": 157680000000, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}":                           "t:2: timestamp 157680000000 is more than 744h0m0s after the first one, 0",
+		"{\"timestamp\": -9000000000000000000, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n{\"timestamp\": 9000000000000000000, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}": "t:2: timestamp 9000000000000000000 is more than 744h0m0s after",
+		gzipped(gzipped("{}")):                             `t: begins with "\x1f\x8b`,
+		`{"timestamp": "x"}`:                               "t:1: no Mooncake row",
+		"TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,1": `t:2: TIMESTAMP "now" is no time`,
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,x,44": `t:2: lengths "x" and "44": want whole numbers`,
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,3":    "t:2: row has 2 columns: want 3",
 		"TIMESTAMP,Context,GeneratedTokens\n":                                       `t:1: head is "TIMESTAMP,Context,GeneratedTokens"`,

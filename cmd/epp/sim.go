@@ -38,7 +38,8 @@ func simCommand() *cobra.Command {
 		Long: `sim runs every request of a trace against simulated engines on a virtual clock, once
 for each policy: an hour of traffic takes seconds. The picker that decides is the one
 that serves; what is simulated is the engines, the network and time. The same flags
-give the same figures.
+give the same figures. Times are of the requests that were served; those that failed are
+counted apart.
 
 A trace is a file (Mooncake's JSONL, Azure's CSV, a file of log.decisions, vLLM's log of
 requests or OpenAI requests in JSONL, gzip'd or not) or generated:` + workloads.String() + `
@@ -97,13 +98,24 @@ type simulation struct {
 
 // simResult is what --json prints of a policy.
 type simResult struct {
-	Policy         string  `json:"policy"`
-	Seed           uint64  `json:"seed"`
-	HitShare       float64 `json:"hitShare"`
-	MeanTTFTMillis float64 `json:"meanTTFTMillis"`
-	P99TTFTMillis  float64 `json:"p99TTFTMillis"`
-	MeanE2EMillis  float64 `json:"meanE2EMillis"`
-	Failed         int     `json:"failed"`
+	Policy string `json:"policy"`
+	Seed   uint64 `json:"seed"`
+	// The following fields are of the requests that were served, null where none was.
+	HitShare       *float64 `json:"hitShare"`
+	MeanTTFTMillis *float64 `json:"meanTTFTMillis"`
+	P99TTFTMillis  *float64 `json:"p99TTFTMillis"`
+	MeanE2EMillis  *float64 `json:"meanE2EMillis"`
+	Failed         int      `json:"failed"`
+}
+
+// resultOf is what --json prints of a run.
+func resultOf(policy string, seed uint64, s sim.Summary) simResult {
+	r := simResult{Policy: policy, Seed: seed, Failed: s.Failed}
+	if s.Served > 0 {
+		ttft, p99, e2e := millis(s.MeanTTFT), millis(s.P99TTFT), millis(s.MeanE2E)
+		r.HitShare, r.MeanTTFTMillis, r.P99TTFTMillis, r.MeanE2EMillis = &s.HitShare, &ttft, &p99, &e2e
+	}
+	return r
 }
 
 func (s *simulation) run(ctx context.Context) error {
@@ -127,10 +139,7 @@ func (s *simulation) run(ctx context.Context) error {
 		runs = append(runs, r)
 		sum := r.Summary()
 		rows = append(rows, sum)
-		results = append(results, simResult{
-			Policy: name, Seed: s.cfg.Seed, HitShare: sum.HitShare, MeanTTFTMillis: millis(sum.MeanTTFT),
-			P99TTFTMillis: millis(sum.P99TTFT), MeanE2EMillis: millis(sum.MeanE2E), Failed: sum.Failed,
-		})
+		results = append(results, resultOf(name, s.cfg.Seed, sum))
 	}
 	if s.html != "" {
 		if err := s.page(runs); err != nil {
@@ -177,6 +186,9 @@ func (s *simulation) world() (*trace.Trace, error) {
 	if err := s.engines(); err != nil {
 		return nil, err
 	}
+	if s.cfg.ReportEvery <= 0 {
+		return nil, fmt.Errorf("--report-lag %v: want 1ms or more", s.cfg.ReportEvery)
+	}
 	for _, text := range s.faults {
 		f, err := sim.ParseFault(text)
 		if err != nil {
@@ -187,8 +199,14 @@ func (s *simulation) world() (*trace.Trace, error) {
 	return s.load()
 }
 
+// maxKVTokens bounds the memory of a simulated engine: some hundred bytes for each 16.
+const maxKVTokens = 1 << 26
+
 // engines makes the profiles into engines.
 func (s *simulation) engines() error {
+	if s.kvTokens < 0 || s.kvTokens > maxKVTokens {
+		return fmt.Errorf("--kv-tokens %d: want 1–%d, or 0 for the profile's", s.kvTokens, maxKVTokens)
+	}
 	var cfgs []engine.Config
 	for _, name := range s.profiles {
 		p, ok := engine.ProfileNamed(name)
@@ -272,11 +290,21 @@ func (s *simulation) table(rows []sim.Summary) error {
 	fmt.Fprintf(s.out, "%s: %s\n\n", s.cfg.Trace.Name, s.note())
 	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\thit %\tTTFT mean ms\tp50\tp99\tE2E mean ms\tp99\tfailed\t$ per 1,000\t")
+	lost := false
 	for i, r := range rows {
+		lost = lost || r.Failed > 0
+		if r.Served == 0 { // no figure of it is good
+			fmt.Fprintf(w, "%s\t–\t–\t–\t–\t–\t–\t%d (all)\t–\t\n", s.policies[i], r.Failed)
+			continue
+		}
 		fmt.Fprintf(w, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%.2f\t\n", s.policies[i], 100*r.HitShare,
 			millis(r.MeanTTFT), millis(r.P50TTFT), millis(r.P99TTFT), millis(r.MeanE2E), millis(r.P99E2E), r.Failed, r.DollarsPer1000)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil || !lost {
+		return err
+	}
+	_, err := fmt.Fprintln(s.out, "\nThe times are of the requests that were served: a policy that fails more is not the faster one.")
+	return err
 }
 
 // progress tells of a run that takes long.

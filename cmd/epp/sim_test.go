@@ -74,6 +74,31 @@ func TestSimTable(t *testing.T) {
 	}
 }
 
+// TestSimFailed: where all requests fail there are no times, and least of all short
+// ones; where some do, a line says whose times these are.
+func TestSimFailed(t *testing.T) {
+	args := []string{"--generate", "chat", "--requests", "50", "--pods", "1", "--policy", "random,weighted"}
+	all := append(slices.Clone(args), "--fault", "ecc@0s:0")
+	got, err := simulate(t, all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"–", "50 (all)", "a policy that fails more is not the faster one"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if got, err = simulate(t, append(all, "--json")...); err != nil || !strings.Contains(got, `"meanTTFTMillis": null`) || !strings.Contains(got, `"failed": 50`) {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if got, err = simulate(t, append(args, "--fault", "crash@10s:0:5s")...); err != nil || !strings.Contains(got, "is not the faster one") || strings.Contains(got, "(all)") {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if got, err = simulate(t, args...); err != nil || strings.Contains(got, "faster") {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 // TestSimRefuses: each wrong input has one error that names it.
 func TestSimRefuses(t *testing.T) {
 	for _, c := range []struct {
@@ -88,7 +113,13 @@ func TestSimRefuses(t *testing.T) {
 		{[]string{"--generate", "hot", "--policy", "best"}, `--policy "best": no such policy: have all, weighted`},
 		{[]string{"--generate", "hot", "--profile", "tpu"}, `--profile "tpu": no such profile: have article-8b`},
 		{[]string{"--generate", "hot", "--pods", "0"}, "sim: endpoints: 0: want 1–4096"},
-		{[]string{"--generate", "hot", "--report-lag", "1us"}, "sim: report interval: 1µs: want 1ms or more"},
+		{[]string{"--generate", "hot", "--report-lag", "1us"}, "sim: report interval: 1µs: want 1ms–744h0m0s"},
+		{[]string{"--generate", "hot", "--report-lag", "0"}, "--report-lag 0s: want 1ms or more"},
+		{[]string{"--generate", "hot", "--kv-tokens", "-1"}, "--kv-tokens -1: want 1–67108864"},
+		{[]string{"--generate", "hot", "--kv-tokens", "9000000000000"}, "--kv-tokens 9000000000000: want 1–67108864"},
+		{[]string{"--generate", "hot", "--rate", "0.00001"}, "workload hot: 5000 requests at a rate of 1e-05 take 500000000 s: want at most 1339200"},
+		{[]string{"--generate", "hot", "--fault", "slow@0s:0:1m:2x"}, `"2x" cannot be read: want kind@time`},
+		{[]string{"--generate", "hot", "--fault", "slow@0s:0:1m:NaN"}, "fault slow: factor NaN: want 0.001"},
 		{[]string{"--generate", "hot", "--fault", "crash"}, `--fault: fault "crash": no @: want kind@time`},
 		{[]string{"--generate", "hot", "--part", "0.5"}, `--part "0.5": want from:to`},
 		{[]string{"--generate", "hot", "--max-running", "-1"}, "engine: MaxRunning (-1) must be >= 1"},

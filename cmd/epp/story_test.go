@@ -6,10 +6,13 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+	"time"
 
+	"epp.internal/epp"
 	"epp.internal/epp/config"
 	"epp.internal/epp/engine"
 	"epp.internal/epp/epptest"
+	"epp.internal/epp/fleet"
 )
 
 // TestExample4ConversationStays is the article's Example 4: a conversation with a
@@ -238,4 +241,35 @@ func (r *rig) abort(said []message, afterBytes bool) {
 	}
 	cancel()
 	<-done
+}
+
+// TestWholeAnswerTellsNoFirstToken: through the proxy, an answer that is streamed has
+// its time to first token in the record; one that is not has none, and teaches the
+// pool nothing of it.
+func TestWholeAnswerTellsNoFirstToken(t *testing.T) {
+	r := newRig(t, options{engines: 1})
+	pace := func() (p epp.Pace) {
+		r.sys.fleet.Pick(fleet.Query{}, time.Now(), func(v epp.View) (int, int) { p = v.Pace; return -1, 0 })
+		return p
+	}
+	for i := range 20 {
+		p := r.must([]message{user(words(uint64(i), 50+10*i))}, 20)
+		r.atRest()
+		if end := r.record(p).End; end.TTFT != 0 || end.CompletionTokens != 20 {
+			t.Fatalf("not streamed: %+v", end)
+		}
+	}
+	if got := pace(); got != (epp.Pace{}) {
+		t.Errorf("pace %+v after 20 answers that were not streamed", got)
+	}
+	for i := range 20 {
+		p := r.must([]message{user(words(uint64(100+i), 50+10*i))}, 20, "stream", "true")
+		r.atRest()
+		if end := r.record(p).End; end.TTFT <= 0 {
+			t.Fatalf("streamed: %+v", end)
+		}
+	}
+	if got := pace(); got.FirstToken <= 0 && got.PerWork <= 0 {
+		t.Errorf("pace %+v after 20 answers that were streamed", got)
+	}
 }
