@@ -16,7 +16,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test test-vllm race alloc lint fmt build dist fuzz bench gobench bench-check clean
+.PHONY: demo demo-envoy demo-check test test-vllm race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -33,7 +33,7 @@ demo-check: build
 ## test: everything that must be green before a change is merged
 test: race alloc lint
 
-## test-vllm: the picker in front of two real vLLM servers on CPU, installed once (7 GB); 5 to 8 minutes
+## test-vllm: the picker, and agents, in front of two real vLLM servers on CPU, installed once (7 GB); three starts of an engine, and three minutes
 test-vllm:
 	test/vllm/install.sh >/dev/null
 	go test -tags vllm -count=1 -timeout 40m -v ./test/vllm
@@ -88,6 +88,14 @@ bench:
 ## gobench: each Go benchmark whose name matches BENCH
 gobench:
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+## claims: what is claimed of routing, and what the simulator says of each
+claims:
+	go run ./bench/policies claims
+
+## policies: the tables of docs/policies.md; half an hour of a core
+policies:
+	go run ./bench/policies
 
 clean:
 	rm -rf bin dist

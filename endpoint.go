@@ -194,6 +194,10 @@ type Signals struct {
 	// was not seen yet.
 	InFlightTokens int
 
+	// ColdAt is when the last of our own requests was sent here of whose prompt
+	// nothing was cached. Zero: none was.
+	ColdAt Instant
+
 	// MaxRunning is how many requests the engine runs at once: configured, or
 	// learnt as the most that ran while others waited. 0: neither.
 	MaxRunning int

@@ -128,6 +128,19 @@ func (a *Agent) Models(models []epp.Model) {
 	a.wake(func(t *Teller) { t.due.models = true })
 }
 
+// BaseModel is the first of the engine's models that is no adapter; empty where no
+// list was read yet.
+func (a *Agent) BaseModel() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range a.models.GetModels() {
+		if m.Parent == "" {
+			return m.Name
+		}
+	}
+	return ""
+}
+
 // GPU takes a reading of the accelerators.
 func (a *Agent) GPU(_ time.Time, g epp.GPU) {
 	a.mu.Lock()
@@ -140,7 +153,7 @@ func (a *Agent) GPU(_ time.Time, g epp.GPU) {
 func (a *Agent) Probed(_ time.Time, err error, slowly bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.probe = report.ProbeOf(err, slowly)
+	a.probe = report.ProbeOf(a.probe.GetNumber()+1, err, slowly)
 	a.wake(func(t *Teller) { t.due.probe = true })
 }
 

@@ -94,6 +94,33 @@ func TestReadings(t *testing.T) {
 	})
 }
 
+// An engine whose requests wait while it makes no token loses its health, though
+// only an agent reads its page; with the next token it comes back.
+func TestProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, p := New(Options{}), newPicker(1)
+		stop := p.follow(a, 0, nil)
+		defer p.close()
+		defer stop()
+		settle(time.Second)
+		read := func(generated float64) epp.Signals {
+			for range 15 {
+				began := time.Now()
+				a.Load(a.Begin(began), began, epp.Load{Waiting: epp.Known(3), PromptTokens: epp.Known(1000), GeneratedTokens: epp.Known(generated)})
+				settle(time.Second)
+				generated += map[bool]float64{true: 1}[generated > 7]
+			}
+			return p.table.Snapshot()[0].Signals
+		}
+		if sig := read(7); sig.Health > 0.61 || sig.HealthReason != epp.NoProgress {
+			t.Errorf("health %v, %v, after 15 s without a token", sig.Health, sig.HealthReason)
+		}
+		if sig := read(8); sig.Health < 0.75 {
+			t.Errorf("health %v, %v, after 15 s with one each second", sig.Health, sig.HealthReason)
+		}
+	})
+}
+
 // An engine that restarts, or clears its cache, holds nothing, and so do pickers.
 func TestReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

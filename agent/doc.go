@@ -1,7 +1,7 @@
 // Package agent runs beside one engine and tells several pickers what it holds
-// and how it does. It reads the engine as a picker would, with packages scrape
-// and kvevents, whose sink it is; what it learns goes out through clients of
-// package report.
+// and how it does. It reads the engine as a picker would, with packages scrape,
+// kvevents and probe, whose sink it is; what it learns goes out through clients
+// of package report.
 //
 // # Why it keeps tokens
 //

@@ -121,7 +121,7 @@ func (p *picker) follow(a *Agent, i int, faults grpc.StreamClientInterceptor) (s
 	ctx, cancel := context.WithCancel(context.Background())
 	c := report.Client{
 		Picker: "passthrough:///picker", Token: token, Source: a.Teller(i), Log: slog.New(slog.DiscardHandler),
-		Hello:   &wire.Hello{Endpoint: endpoint, Readings: true, Blocks: true},
+		Hello:   &wire.Hello{Endpoint: endpoint, Readings: true, Blocks: true, Probes: true},
 		Options: []grpc.DialOption{grpc.WithContextDialer(p.dial)},
 	}
 	if faults != nil {

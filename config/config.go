@@ -55,6 +55,8 @@ type Config struct {
 	// one by more than this; the weighted sum decides among the rest. 300ms is a
 	// good start. Default 0: no gate. Else 10ms–10m.
 	Gate Duration `json:"gate"`
+	// Spread spreads prefixes over the pool, beside the weighted sum.
+	Spread Spread `json:"spread"`
 
 	// MaxQueue is the queue, in requests, at which an endpoint is full: the
 	// queue factor is 0 from there on and the endpoint is no candidate.
@@ -165,6 +167,18 @@ type Load struct {
 	MaxUtilization float64 `json:"maxUtilization"`
 }
 
+// Spread says what spreads prefixes, beside the weighted sum. It has no meaning
+// with policy latency, which needs neither.
+type Spread struct {
+	// Cold lets a tie between endpoints that hold nothing of a prompt go to the one
+	// that has waited longest for such a request. Default false: a hash decides.
+	Cold bool `json:"cold"`
+	// Hot leaves out the endpoints that hold a prefix while all of them are full
+	// (load 1) and another is not half as loaded, which so gets a copy. Default
+	// false.
+	Hot bool `json:"hot"`
+}
+
 // Cache says where the knowledge of cached blocks comes from.
 type Cache struct {
 	// Source is "auto" (default: the engine's events where they come, and for the
@@ -197,6 +211,14 @@ type Probe struct {
 	// Timeout is how long an engine may take. Default 2s, range 100ms–1m.
 	Timeout Duration `json:"timeout"`
 }
+
+// The ranges of Probe, which are those of epp agent's flags too.
+const (
+	MinProbeInterval = time.Second
+	MaxProbeInterval = 10 * time.Minute
+	MinProbeTimeout  = 100 * time.Millisecond
+	MaxProbeTimeout  = time.Minute
+)
 
 // Model is one name that clients may ask for.
 type Model struct {
@@ -315,6 +337,14 @@ type Limits struct {
 type Log struct {
 	// Level is "error", "warn", "info" (default), "debug" or "trace".
 	Level string `json:"level"`
+	// Decisions is a file that gets every decision with all of its inputs, one JSON
+	// object a line, for epp replay and epp tune. It holds no prompt and no token, but
+	// lengths and hashes under a key that is not in it; only its owner may read it.
+	// Default "": none.
+	Decisions string `json:"decisions"`
+	// DecisionsBytes is how long that file gets before it becomes FILE.1, in place of
+	// the one before, and a new one begins. Default 256MiB, range 1MiB–1TiB.
+	DecisionsBytes Bytes `json:"decisionsBytes"`
 }
 
 // Values of Pool.Engine.
@@ -364,7 +394,7 @@ func Default() *Config {
 			OwnBlocks:   1 << 20,
 			RingBytes:   32 << 20,
 		},
-		Log: Log{Level: "info"},
+		Log: Log{Level: "info", DecisionsBytes: 256 << 20},
 	}
 }
 
@@ -375,6 +405,7 @@ func (c *Config) Settings(staleAfter time.Duration) *decision.Settings {
 	s := decision.Defaults()
 	s.StaleAfter = staleAfter
 	s.Policy, s.Gate = c.Policy, c.Gate.Duration
+	s.Spread = decision.Spread{Cold: c.Spread.Cold, Hot: c.Spread.Hot}
 	s.MaxQueue, s.OnSaturated = c.MaxQueue, c.OnSaturated
 	s.Load = decision.Load{Source: c.Load.Source, MaxRunning: c.Load.MaxRunning, MaxUtilization: c.Load.MaxUtilization}
 	s.Weights = nil

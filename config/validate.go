@@ -62,6 +62,9 @@ func (c *Config) Validate(custom ...string) []Fault {
 	if c.Gate.Duration != 0 {
 		v.duration("gate", c.Gate, 10*time.Millisecond, 10*time.Minute)
 	}
+	if c.Policy == decision.Latency && c.Spread != (Spread{}) {
+		v.fault("spread", "policy latency goes by predicted time alone; want policy weighted, or no spread")
+	}
 	between(&v, "maxQueue", c.MaxQueue, 1, 100_000)
 	between(&v, "fallbacks", c.Fallbacks, 0, 8)
 	between(&v, "load.maxRunning", c.Load.MaxRunning, 0, 1<<16)
@@ -81,9 +84,9 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.duration("cache.ownTTL", c.Cache.OwnTTL, time.Second, 24*time.Hour)
 	v.duration("tokenizer.askBudget", c.Tokenizer.AskBudget, time.Millisecond, 10*time.Second)
 	if c.Probe.Interval.Duration != 0 {
-		v.duration("probe.interval", c.Probe.Interval, time.Second, 10*time.Minute)
+		v.duration("probe.interval", c.Probe.Interval, MinProbeInterval, MaxProbeInterval)
 	}
-	v.duration("probe.timeout", c.Probe.Timeout, 100*time.Millisecond, time.Minute)
+	v.duration("probe.timeout", c.Probe.Timeout, MinProbeTimeout, MaxProbeTimeout)
 	v.duration("timeouts.answer", c.Timeouts.Answer, time.Second, 24*time.Hour)
 	v.duration("timeouts.drain", c.Timeouts.Drain, 100*time.Millisecond, time.Hour)
 	v.duration("timeouts.finish", c.Timeouts.Finish, time.Second, 24*time.Hour)
@@ -93,6 +96,7 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.size("limits.headerBytes", c.Limits.HeaderBytes, 4<<10, 1<<20)
 	v.size("limits.indexBytes", c.Limits.IndexBytes, 1<<20, 1<<40)
 	between(&v, "limits.ownBlocks", c.Limits.OwnBlocks, 1<<10, 1<<26)
+	v.size("log.decisionsBytes", c.Log.DecisionsBytes, 1<<20, 1<<40)
 	v.size("limits.ringBytes", c.Limits.RingBytes, 64<<10, 16<<30)
 
 	v.eventSource(c)

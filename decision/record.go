@@ -20,11 +20,12 @@ const (
 	Queue              // queue at or above maxQueue
 	FarQueue           // the pool is saturated and this queue is longer than the shortest by maxQueue
 	Slow               // its predicted cost is more than the gate above the lowest
+	Hot                // it holds a prefix that more requests want than it can serve
 )
 
 // String returns the exclusion's name, empty for a candidate.
 func (e Exclusion) String() string {
-	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "slow"}[e&7]
+	return [...]string{"", "tried", "subset", "model", "health", "queue", "far_queue", "slow", "hot", "", "", "", "", "", "", ""}[e&15]
 }
 
 // Candidate is one endpoint of the pool as the decision saw it.

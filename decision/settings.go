@@ -72,8 +72,20 @@ type Settings struct {
 	// Gate leaves out endpoints whose predicted cost is so much above the lowest
 	// one's; 0: none.
 	Gate time.Duration
+	// Spread says what else than the sum spreads prefixes over the pool.
+	Spread Spread
 	// StaleAfter is the age from which a reading is too old to trust.
 	StaleAfter time.Duration
+}
+
+// Spread spreads prefixes. Neither changes a sum.
+type Spread struct {
+	// Cold breaks ties between endpoints that hold nothing of a prompt: the one goes
+	// first that has waited longest for such a request.
+	Cold bool
+	// Hot leaves out the endpoints that hold a prefix while they are full and others
+	// are not, so that one more gets a copy of it.
+	Hot bool
 }
 
 // Load says what an endpoint's load is measured by.
@@ -159,6 +171,9 @@ func (s *Settings) Validate() error {
 	}
 	if s.Policy != Weighted && s.Policy != Latency {
 		fault("policy: %q: must be %q or %q", s.Policy, Weighted, Latency)
+	}
+	if s.Policy == Latency && s.Spread != (Spread{}) {
+		fault("spread: policy %q goes by predicted time alone: want policy %q, or no spread", s.Policy, Weighted)
 	}
 	if s.Gate < 0 {
 		fault("gate: %v: must not be negative", s.Gate)

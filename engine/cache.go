@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 
 	"epp.internal/epp"
-	"epp.internal/epp/block"
 	"github.com/cespare/xxhash/v2"
 )
 
@@ -15,7 +14,8 @@ const tier = "GPU"
 // blocks, as in vLLM, and is the free queue's sentinel here.
 const nullBlock = 0
 
-// cacheBlock is one physical block of the KV cache.
+// cacheBlock is one physical block of the KV cache. The known blocks form a tree:
+// each hangs below the one before it in its prompt.
 type cacheBlock struct {
 	hash uint64
 	// prev and next link the free queue; they mean nothing while refs > 0.
@@ -24,8 +24,16 @@ type cacheBlock struct {
 	copy int32
 	// refs counts the requests that hold the block. Invariant: refs >= 0.
 	refs int32
+	// up is the block above in the tree, the null block for one that the index
+	// finds. Of a copy it is the first block with its hash, which alone is in the
+	// tree.
+	up int32
+	// child is the first of the blocks below, sibling the next one below up.
+	child, sibling int32
 	// known is true while the block can be found by its hash.
-	known bool
+	known  bool
+	copied bool // a first block with the hash is there
+	orphan bool // in the index although it is no prompt's first block
 }
 
 // cache is the KV cache: all blocks, the queue of free ones, and the index of
@@ -36,13 +44,15 @@ type cache struct {
 
 	blocks []cacheBlock // [nullBlock] is the sentinel of the free queue
 	free   int          // length of the free queue
-	index  lookup
-	warmed int32 // means nothing: where warm's loads go
-	known  int   // blocks that can be found; >= index.len
+	// index finds prompts' first blocks, and orphans: what was below a block that is
+	// not known any more.
+	index   lookup
+	orphans int // blocks of the index that are
+	known   int // blocks that can be found
 
-	events   []epp.BlockEvent
-	removed  []uint64 // backing of the Hashes of BlockRemoved
-	straddle []uint32 // backing of Tokens that lie in prompt and answer
+	events  []epp.BlockEvent
+	removed []uint64 // backing of the Hashes of BlockRemoved
+	join    bool     // Config.JoinRemovals
 }
 
 func newCache(blocks, blockTokens int, seed uint64) *cache {
@@ -84,27 +94,6 @@ func (c *cache) take() int32 {
 	return b
 }
 
-// warm reads where the index has these hashes, one load not waiting for another:
-// one block after another would wait for memory at each.
-func (c *cache) warm(hashes []uint64) {
-	var sum int32
-	for _, h := range hashes {
-		sum += c.index.entries[uint32(h>>32)>>c.index.shift].block
-	}
-	c.warmed += sum
-}
-
-// warmFree is warm for the n blocks that will be taken next.
-func (c *cache) warmFree(n int) {
-	var sum int32
-	for b := c.blocks[nullBlock].next; n > 0; n-- {
-		k := &c.blocks[b]
-		sum += c.index.entries[uint32(k.hash>>32)>>c.index.shift].block
-		b = k.next
-	}
-	c.warmed += sum
-}
-
 // hold adds a reference to a known block.
 func (c *cache) hold(b int32) {
 	if c.blocks[b].refs == 0 {
@@ -130,20 +119,53 @@ func (c *cache) release(blocks []int32) {
 	}
 }
 
-// store makes b known by hash; the event that tells of it is the caller's.
-func (c *cache) store(b int32, hash uint64) {
-	c.blocks[b].hash, c.blocks[b].known, c.blocks[b].copy = hash, true, 0
+// find returns the first block with the hash behind p, which is one itself, or
+// the null block for a prompt's first; it returns the null block where none is.
+// In the tree the next block lies beside the last one as a rule: a search by hash
+// would wait for memory at each.
+func (c *cache) find(hash uint64, p int32) int32 {
+	if p != nullBlock {
+		for b := c.blocks[p].child; b != nullBlock; b = c.blocks[b].sibling {
+			if c.blocks[b].hash == hash {
+				return b
+			}
+		}
+		if c.orphans == 0 {
+			return nullBlock
+		}
+	}
+	return c.index.find(hash, c.blocks)
+}
+
+// first returns the first block with b's hash.
+func (c *cache) first(b int32) int32 {
+	if c.blocks[b].copied {
+		return c.blocks[b].up
+	}
+	return b
+}
+
+// store makes b known by hash, behind the known block before, or the null block
+// for a prompt's first; the event that tells of it is the caller's.
+func (c *cache) store(b int32, hash uint64, before int32) {
+	p := c.first(before)
+	k := &c.blocks[b]
+	k.hash, k.known, k.copied, k.orphan = hash, true, false, false
+	k.up, k.child, k.sibling, k.copy = p, nullBlock, nullBlock, nullBlock
 	c.known++
-	at := c.index.at(hash, c.blocks)
-	first := c.index.entries[at].block
-	if first == nullBlock {
-		c.index.put(at, hash, b)
+	if first := c.find(hash, p); first != nullBlock {
+		k.copied, k.up = true, first
+		for c.blocks[first].copy != nullBlock {
+			first = c.blocks[first].copy
+		}
+		c.blocks[first].copy = b
 		return
 	}
-	for c.blocks[first].copy != 0 {
-		first = c.blocks[first].copy
+	if p == nullBlock {
+		c.index.put(c.index.at(hash, c.blocks), hash, b)
+		return
 	}
-	c.blocks[first].copy = b
+	k.sibling, c.blocks[p].child = c.blocks[p].child, b
 }
 
 // forget makes b unknown and tells of it, if it was known.
@@ -152,35 +174,93 @@ func (c *cache) forget(b int32) {
 	if !k.known {
 		return
 	}
-	at := c.index.at(k.hash, c.blocks)
-	first := c.index.entries[at].block
 	switch {
-	case first != b:
-		for c.blocks[first].copy != b {
-			first = c.blocks[first].copy
+	case k.copied:
+		last := k.up
+		for c.blocks[last].copy != b {
+			last = c.blocks[last].copy
 		}
-		c.blocks[first].copy = k.copy
-	case k.copy != 0:
-		c.index.put(at, k.hash, k.copy)
+		c.blocks[last].copy = k.copy
+	case k.copy != nullBlock:
+		c.promote(b)
 	default:
-		c.index.remove(at)
+		c.prune(b)
 	}
-	k.known, k.copy = false, 0
+	k.known = false
 	c.known--
-	c.removed = append(c.removed, k.hash)
-	n := len(c.removed)
+	c.tellRemoved(k.hash)
+}
+
+// tellRemoved tells that a block is not known any more.
+func (c *cache) tellRemoved(hash uint64) {
+	c.removed = append(c.removed, hash)
+	to := len(c.removed)
+	if last := len(c.events) - 1; c.join && last >= 0 && c.events[last].Kind == epp.BlockRemoved {
+		from := to - 1 - len(c.events[last].Hashes)
+		c.events[last].Hashes = c.removed[from:to:to]
+		return
+	}
 	c.events = append(c.events, epp.BlockEvent{
-		Kind: epp.BlockRemoved, Hashes: c.removed[n-1 : n : n], Tier: tier,
+		Kind: epp.BlockRemoved, Hashes: c.removed[to-1 : to : to], Tier: tier,
 	})
+}
+
+// promote puts the first copy of b in b's place.
+func (c *cache) promote(b int32) {
+	k := &c.blocks[b]
+	n := k.copy
+	heir := &c.blocks[n]
+	heir.copied, heir.orphan = false, k.orphan
+	heir.up, heir.child, heir.sibling = k.up, k.child, k.sibling
+	for i := heir.copy; i != nullBlock; i = c.blocks[i].copy {
+		c.blocks[i].up = n
+	}
+	for i := heir.child; i != nullBlock; i = c.blocks[i].sibling {
+		c.blocks[i].up = n
+	}
+	if k.up == nullBlock {
+		c.index.put(c.index.at(k.hash, c.blocks), k.hash, n)
+		return
+	}
+	*c.linkTo(b) = n
+}
+
+// prune takes b, which has no copy, out of the tree. What is below becomes orphans;
+// as blocks are taken tail first, nothing is as a rule.
+func (c *cache) prune(b int32) {
+	k := &c.blocks[b]
+	if k.up != nullBlock {
+		*c.linkTo(b) = k.sibling
+	} else {
+		c.index.remove(c.index.at(k.hash, c.blocks))
+		if k.orphan {
+			c.orphans--
+		}
+	}
+	for i := k.child; i != nullBlock; {
+		o := &c.blocks[i]
+		c.index.put(c.index.at(o.hash, c.blocks), o.hash, i)
+		c.orphans++
+		i, o.up, o.sibling, o.orphan = o.sibling, nullBlock, nullBlock, true
+	}
+}
+
+// linkTo returns the link of the tree that leads to b, which the index does not find.
+func (c *cache) linkTo(b int32) *int32 {
+	link := &c.blocks[c.blocks[b].up].child
+	for *link != b {
+		link = &c.blocks[*link].sibling
+	}
+	return link
 }
 
 // clear makes every block unknown and tells of it once.
 func (c *cache) clear() {
 	for i := range c.blocks {
-		c.blocks[i].known, c.blocks[i].copy = false, 0
+		c.blocks[i].known = false
 	}
 	c.index.clear()
-	c.known = 0
+	c.known, c.orphans = 0, 0
 	c.events = append(c.events, epp.BlockEvent{Kind: epp.AllBlocksCleared})
 }
 
@@ -200,11 +280,4 @@ func (c *cache) rootHash(adapter, salt string) uint64 {
 	d.WriteString(adapter)
 	d.WriteString(salt)
 	return d.Sum64()
-}
-
-// blockHash is the hash of the block of tokens that follows parent: XXH64 of the
-// tokens, little-endian, with parent as seed. len(tokens) == blockTokens. It is
-// package block's function under another root, so no hash is one of a picker's.
-func (c *cache) blockHash(parent uint64, tokens []uint32) uint64 {
-	return block.Extend(parent, tokens)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/block"
 )
 
 // Defaults of Config, vLLM's own where it has one.
@@ -38,6 +39,9 @@ type Config struct {
 	// Seed is where the engine's block hashes begin. Engines with different
 	// seeds share no hash.
 	Seed uint64
+	// JoinRemovals makes one event of BlockRemoved events one after another, which
+	// means the same and is read faster. An engine tells of each block by itself.
+	JoinRemovals bool
 }
 
 // withDefaults returns the config with its zero fields filled in, or an error
@@ -111,9 +115,8 @@ type adapter struct {
 
 // eventBuffers back the events of one step.
 type eventBuffers struct {
-	events   []epp.BlockEvent
-	removed  []uint64
-	straddle []uint32
+	events  []epp.BlockEvent
+	removed []uint64
 }
 
 // Output is what one step brought one request.
@@ -128,7 +131,8 @@ type Output struct {
 }
 
 // Step is what one step brought. Its slices are valid until the next call of
-// Advance; the tokens and hashes of its events must not be changed.
+// Advance, but for the hashes and tokens of BlockStored events, which are the
+// requests' own; the tokens and hashes of its events must not be changed.
 type Step struct {
 	// Ended is true where a step ended; else all other fields are zero.
 	Ended bool
@@ -172,7 +176,9 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{cfg: cfg, cache: newCache(cfg.Blocks, cfg.BlockTokens, cfg.Seed), speed: 1}, nil
+	e := &Engine{cfg: cfg, cache: newCache(cfg.Blocks, cfg.BlockTokens, cfg.Seed), speed: 1}
+	e.cache.join = cfg.JoinRemovals
+	return e, nil
 }
 
 // SetSpeed lets the steps that begin from now on take 1/speed of their time: a
@@ -210,9 +216,10 @@ func (e *Engine) Holds(tokens []uint32, adapter, salt string) int {
 	c := e.cache
 	parent := c.rootHash(adapter, salt)
 	n := 0
+	var b int32
 	for ; (n+1)*c.blockTokens <= len(tokens); n++ {
-		parent = c.blockHash(parent, tokens[n*c.blockTokens:(n+1)*c.blockTokens])
-		if c.index.find(parent, c.blocks) == nullBlock {
+		parent = block.Extend(parent, tokens[n*c.blockTokens:(n+1)*c.blockTokens])
+		if b = c.find(parent, b); b == nullBlock {
 			break
 		}
 	}

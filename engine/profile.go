@@ -22,6 +22,10 @@ type Profile struct {
 
 	// KVTokens is how many tokens the KV cache holds.
 	KVTokens int
+	// DollarsPerHour is the list price of the hardware, on demand: 3.67 for an A100
+	// (Azure NC24ads A100 v4), 6.98 for an H100 (NC40ads H100 v5). Prices differ by
+	// provider more than engines do.
+	DollarsPerHour float64
 	// Basis says where the figures come from.
 	Basis string
 }
@@ -33,27 +37,27 @@ type Profile struct {
 // KV bytes per token: 131,072 for the 8B models, 327,680 for the 70B ones.
 var Profiles = [...]Profile{
 	{
-		Name: "article-8b", T0: 35, TW: 10, A: 0.198074, B: 6.4e-6, K: 8.2e-5, KVTokens: 412_000,
+		Name: "article-8b", T0: 35, TW: 10, A: 0.198074, B: 6.4e-6, K: 8.2e-5, KVTokens: 412_000, DollarsPerHour: 3.67,
 		Basis: "1×A100; 4,096 cold tokens take 900 ms and a full hit 45 ms, as the article gives them",
 	},
 	{
-		Name: "article-70b", T0: 10, TW: 35, A: 1.926603, B: 3.56e-5, K: 2.05e-4, KVTokens: 104_000,
+		Name: "article-70b", T0: 10, TW: 35, A: 1.926603, B: 3.56e-5, K: 2.05e-4, KVTokens: 104_000, DollarsPerHour: 3.67,
 		Basis: "1×A100 with 4-bit weights; 4,096 cold tokens take 8,200 ms and a full hit 45 ms, as the article gives them",
 	},
 	{
-		Name: "a100-8b", T0: 5, TW: 9.7, A: 0.0661, B: 2.8e-6, K: 8.2e-5, KVTokens: 412_000,
+		Name: "a100-8b", T0: 5, TW: 9.7, A: 0.0661, B: 2.8e-6, K: 8.2e-5, KVTokens: 412_000, DollarsPerHour: 3.67,
 		Basis: "Vidur's A100 Llama-3-8B GEMM times, fitted by 8.1 + 0.0661 n ms; B from FLOPs at 60 %",
 	},
 	{
-		Name: "h100-8b", T0: 4, TW: 5.6, A: 0.0202, B: 1.1e-6, K: 4.7e-5, KVTokens: 412_000,
+		Name: "h100-8b", T0: 4, TW: 5.6, A: 0.0202, B: 1.1e-6, K: 4.7e-5, KVTokens: 412_000, DollarsPerHour: 6.98,
 		Basis: "Vidur's H100 7B GEMM times, fitted by 2.9 + 0.0202 n ms",
 	},
 	{
-		Name: "a100-70b-tp4", T0: 10, TW: 24.9, A: 0.158, B: 3.5e-6, K: 5.1e-5, KVTokens: 437_000,
+		Name: "a100-70b-tp4", T0: 10, TW: 24.9, A: 0.158, B: 3.5e-6, K: 5.1e-5, KVTokens: 437_000, DollarsPerHour: 14.68,
 		Basis: "Vidur's A100 70B times at tensor parallelism 4, fitted by 15.4 + 0.158 n ms",
 	},
 	{
-		Name: "a100-70b-tp8", T0: 10, TW: 14.3, A: 0.086, B: 1.75e-6, K: 2.6e-5, KVTokens: 1_300_000,
+		Name: "a100-70b-tp8", T0: 10, TW: 14.3, A: 0.086, B: 1.75e-6, K: 2.6e-5, KVTokens: 1_300_000, DollarsPerHour: 29.36,
 		Basis: "Vidur's A100 70B times at tensor parallelism 8, fitted by 5.6 + 0.086 n ms",
 	},
 }

@@ -114,11 +114,52 @@ func TestProfiles(t *testing.T) {
 		if got := e.Config().Blocks; got != p.KVTokens/16+1 {
 			t.Errorf("%s: %d blocks", p.Name, got)
 		}
+		if p.DollarsPerHour <= 0 {
+			t.Errorf("%s: no price", p.Name)
+		}
 		if d := firstToken(t, e, prompt(0, 64)); d <= 0 || d > time.Second {
 			t.Errorf("%s: %v for 64 tokens", p.Name, d)
 		}
 	}
 	if _, ok := ProfileNamed("none"); ok {
 		t.Error("a profile of no name")
+	}
+}
+
+// Published measurements and fits beside the profiles made of them, for prompts of n
+// tokens on an idle engine and for decode steps of n answers of 1,024 tokens each. A
+// range is how far the model may be from the figure, as a ratio; where it does not
+// hold 1, the comment says why.
+func TestPublishedTimes(t *testing.T) {
+	prefill := func(p *Profile, n float64) float64 { return p.T0 + max(p.TW, p.A*n) + p.B*n*n/2 }
+	decode := func(p *Profile, n float64) float64 { return p.T0 + max(p.TW, p.A*n) + p.K*n*1024 }
+	for _, c := range []struct {
+		name, profile string
+		model         func(p *Profile, n float64) float64
+		published     func(n float64) float64
+		from, to      float64 // n, doubled each time
+		low, high     float64
+	}{
+		// Vidur's are matrix products alone: attention comes on top, a sixth at 8,192.
+		{"Vidur, A100, Llama-3-8B", "a100-8b", prefill, func(n float64) float64 { return 8.1 + 0.0661*n }, 512, 8192, 0.90, 1.17},
+		{"Vidur, H100, Llama-2-7B", "h100-8b", prefill, func(n float64) float64 { return 2.9 + 0.0202*n }, 512, 8192, 0.98, 1.23},
+		{"Vidur, A100 TP4, 70B", "a100-70b-tp4", prefill, func(n float64) float64 { return 15.4 + 0.158*n }, 512, 8192, 0.94, 1.10},
+		// Dynamo's mocker charges 16.5 ms for the smallest prompt, we do not.
+		{"Dynamo's mocker, H100, 8B", "h100-8b", prefill, func(n float64) float64 { return 4.209989e-7*n*n + 1.518344e-2*n + 16.50142 }, 2048, 8192, 0.95, 1.23},
+		// Splitwise measured an older engine: a fifth to a third slower for prompts, up to
+		// twice for large batches of answers, whose cost beside reading memory we leave out.
+		{"Splitwise, A100 TP4, 70B, prompts", "a100-70b-tp4", prefill, func(n float64) float64 { return 41.5 + 0.157*n + 1.46e-5*n*n }, 512, 4096, 0.70, 0.84},
+		{"Splitwise, A100 TP4, 70B, answers", "a100-70b-tp4", decode, func(n float64) float64 { return 42.8 + 0.433*n }, 1, 64, 0.53, 0.85},
+		{"Splitwise, A100 TP8, 70B, answers", "a100-70b-tp8", decode, func(n float64) float64 { return 43.5 + 0.413*n }, 1, 64, 0.36, 0.60},
+	} {
+		p, ok := ProfileNamed(c.profile)
+		if !ok {
+			t.Fatalf("no profile %q", c.profile)
+		}
+		for n := c.from; n <= c.to; n *= 2 {
+			if ratio := c.model(&p, n) / c.published(n); ratio < c.low || ratio > c.high {
+				t.Errorf("%s: n = %.0f: the model takes %.2f times what was published, want %.2f–%.2f", c.name, n, ratio, c.low, c.high)
+			}
+		}
 	}
 }

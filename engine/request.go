@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"epp.internal/epp"
+	"epp.internal/epp/block"
 )
 
 // Request is one request in the engine. The caller fills the exported fields,
@@ -49,21 +50,31 @@ func (r *Request) known() int { return len(r.Tokens) + r.produced }
 // and not a part of a prompt, or of what a preemption lost.
 func (r *Request) decodes() bool { return r.produced > 0 && r.computed == r.known()-1 }
 
-// hash returns the hash of block i, which must be full of known tokens.
+// hash returns the hash of block i, which must be full of known tokens: XXH64 of
+// the tokens, little-endian, with the hash before as seed. It is package block's
+// function under another root, so no hash is one of a picker's.
 func (r *Request) hash(c *cache, i int) uint64 {
-	for n := len(r.hashes); n <= i; n++ {
-		parent := r.root
-		if n > 0 {
-			parent = r.hashes[n-1]
-		}
-		r.hashes = append(r.hashes, c.blockHash(parent, r.slice(c, n, n+1)))
+	n := len(r.hashes)
+	if i < n {
+		return r.hashes[i]
 	}
+	parent := r.root
+	if n > 0 {
+		parent = r.hashes[n-1]
+	}
+	to := i + 1
+	if to*c.blockTokens <= len(r.Tokens) {
+		to = len(r.Tokens) / c.blockTokens // the prompt's are all needed sooner or later
+	}
+	if r.hashes == nil {
+		r.hashes = make([]uint64, 0, (len(r.Tokens)+len(r.Answer))/c.blockTokens)
+	}
+	r.hashes = block.AppendChain(r.hashes, parent, r.slice(c, n, to), c.blockTokens)
 	return r.hashes[i]
 }
 
 // slice returns the tokens of blocks i to j-1: a part of the prompt or of the
-// answer where one holds them all, else a copy that lives until the step after
-// the next.
+// answer where one holds them all, else a copy.
 func (r *Request) slice(c *cache, i, j int) []uint32 {
 	from, to, p := i*c.blockTokens, j*c.blockTokens, len(r.Tokens)
 	if to <= p {
@@ -72,10 +83,7 @@ func (r *Request) slice(c *cache, i, j int) []uint32 {
 	if from >= p {
 		return r.Answer[from-p : to-p : to-p]
 	}
-	n := len(c.straddle)
-	c.straddle = append(c.straddle, r.Tokens[from:]...)
-	c.straddle = append(c.straddle, r.Answer[:to-p]...)
-	return c.straddle[n:len(c.straddle):len(c.straddle)]
+	return append(append(make([]uint32, 0, to-from), r.Tokens[from:]...), r.Answer[:to-p]...)
 }
 
 // store makes the blocks known that are full now, and tells of them in one event.
@@ -85,9 +93,13 @@ func (r *Request) store(c *cache) {
 		return
 	}
 	r.hash(c, to-1)
-	c.warm(r.hashes[from:to])
+	before := int32(nullBlock)
+	if from > 0 {
+		before = r.blocks[from-1]
+	}
 	for i := from; i < to; i++ {
-		c.store(r.blocks[i], r.hashes[i])
+		c.store(r.blocks[i], r.hashes[i], before)
+		before = r.blocks[i]
 	}
 	r.stored = to
 	ev := epp.BlockEvent{

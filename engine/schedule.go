@@ -71,8 +71,8 @@ func (e *Engine) sample(r *Request) Output {
 // buffers of the call before.
 func (e *Engine) takeEvents() []epp.BlockEvent {
 	c := e.cache
-	taken := eventBuffers{c.events, c.removed, c.straddle}
-	c.events, c.removed, c.straddle = e.spare.events[:0], e.spare.removed[:0], e.spare.straddle[:0]
+	taken := eventBuffers{c.events, c.removed}
+	c.events, c.removed = e.spare.events[:0], e.spare.removed[:0]
 	e.spare = taken
 	return taken.events
 }
@@ -133,7 +133,6 @@ func (e *Engine) allocate(r *Request, n int) bool {
 	if need > e.cache.free {
 		return false
 	}
-	e.cache.warmFree(need)
 	for ; need > 0; need-- {
 		r.blocks = append(r.blocks, e.cache.take())
 	}
@@ -209,9 +208,9 @@ func (e *Engine) admit(r *Request) bool {
 	limit := (r.known() - 1) / c.blockTokens
 	r.blocks = r.blocks[:0]
 	idle := 0 // known blocks that no request holds: they count as free
+	var b int32
 	for i := range limit {
-		b := c.index.find(r.hash(c, i), c.blocks)
-		if b == nullBlock {
+		if b = c.find(r.hash(c, i), b); b == nullBlock {
 			break
 		}
 		if c.blocks[b].refs == 0 {

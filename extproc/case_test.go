@@ -67,7 +67,7 @@ func newPool(t testing.TB, settings *decision.Settings, o Options, po picker.Opt
 	po.Now = p.clock
 	po.Seed = func() uint64 { return 1 }
 	po.Hooks = picker.Hooks{
-		Decided: func(rec *decision.Record) {
+		Decided: func(rec *decision.Record, _ []uint64) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.decided = append(p.decided, rec.Clone())

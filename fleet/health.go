@@ -33,6 +33,17 @@ func (m *Member) Probed(now time.Time, err error, slowly bool) {
 	m.watch(now)
 }
 
+// Unprobed tells that who probed the endpoint does so no longer.
+func (m *Member) Unprobed(now time.Time) {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	if m.pos < 0 {
+		return
+	}
+	m.facts.Unprobed(now)
+	m.watch(now)
+}
+
 // GPU writes a reading of the endpoint's accelerators.
 func (m *Member) GPU(now time.Time, g epp.GPU) {
 	m.t.mu.Lock()

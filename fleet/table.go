@@ -185,6 +185,9 @@ func (t *Table) Pick(q Query, now time.Time, choose Choose) (Booking, bool) {
 	}
 	m := t.members[i]
 	m.outcomes.Sent()
+	if q.PromptTokens > 0 && tokens >= q.PromptTokens {
+		m.signals().ColdAt = epp.InstantOf(now)
+	}
 	if q.Adapter != "" {
 		m.touchAdapter(q.Adapter)
 	}

@@ -72,3 +72,22 @@ func TestVerify(t *testing.T) {
 	}
 	bk.End()
 }
+
+// TestVerifyUnheard: what is expected of an endpoint that does not tell of its cache
+// is a guess, and a wrong one is no broken word.
+func TestVerifyUnheard(t *testing.T) {
+	at := time.Unix(1000, 0)
+	table := fleet.New(fleet.Options{})
+	a := table.Join(epp.Endpoint{Name: "a", Address: "10.0.0.1:8000"})
+	for _, want := range []audit.Cause{audit.NoEvents, audit.Unconfirmed} {
+		bk, ok := table.Pick(fleet.Query{}, at, func(epp.View) (int, int) { return 0, 0 })
+		if !ok {
+			t.Fatal("nothing was booked")
+		}
+		if v, ok := bk.Verify(at, a.Endpoint(), audit.Outcome{Predicted: 160, OurTokens: 170, EngineTokens: 170}); !ok || v.Cause != want {
+			t.Errorf("%v, want %v", v.Cause, want)
+		}
+		bk.End()
+		a.Incomplete(at, false) // now all is known of its cache
+	}
+}

@@ -139,6 +139,13 @@ func (f *Facts) Probed(now time.Time, ok, slowly bool) {
 	}
 }
 
+// Unprobed tells that nobody probes the endpoint any more: how the last probes
+// ended says nothing from now on.
+func (f *Facts) Unprobed(now time.Time) {
+	f.Score(now)
+	f.awaited, f.probeSlow, f.misses = false, false, 0
+}
+
 // GPU tells a reading of the endpoint's GPUs. It keeps g.
 func (f *Facts) GPU(now time.Time, g epp.GPU) {
 	f.Score(now)

@@ -50,6 +50,8 @@ func TestFacts(t *testing.T) {
 		switch d.Cmd {
 		case "probe":
 			f.Probed(now, how != "failed", how == "slowly")
+		case "unprobed":
+			f.Unprobed(now)
 		case "gpu":
 			g := epp.GPU{
 				Temperature: gauge(t, d, "temperature"), DoubleBitErrors: gauge(t, d, "errors"), Memory: gauge(t, d, "memory"),

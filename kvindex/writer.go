@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"epp.internal/epp"
@@ -35,8 +36,8 @@ type Writer struct {
 	lanes      []*lane
 	extra      map[uint32]uint32 // by place: copies beyond the first
 	besides    map[uint32]besides
-	copies     int // entries of all lanes
-	blocks     int // different blocks held
+	copies     int          // entries of all lanes
+	blocks     atomic.Int64 // different blocks held; read without the lock
 	parked     parking
 	joined     step // the last one from a set to the one with this endpoint in it
 	parted     step // and from a set to the one without it
@@ -116,11 +117,8 @@ func (w *Writer) Close() {
 }
 
 // Blocks returns how many different blocks the endpoint holds.
-func (w *Writer) Blocks() int {
-	w.index.mu.Lock()
-	defer w.index.mu.Unlock()
-	return w.blocks
-}
+// It waits for nothing.
+func (w *Writer) Blocks() int { return int(w.blocks.Load()) }
 
 // Incomplete reports whether blocks that the endpoint announced were dropped, by
 // a bound of ours, since it was last cleared.
@@ -143,7 +141,7 @@ type WriterStats struct {
 func (w *Writer) Stats() WriterStats {
 	w.index.mu.Lock()
 	defer w.index.mu.Unlock()
-	return WriterStats{w.blocks, w.copies, len(w.parked.blocks), w.incomplete, w.counts}
+	return WriterStats{int(w.blocks.Load()), w.copies, len(w.parked.blocks), w.incomplete, w.counts}
 }
 
 // advance sets the index's clock to now, if that is later.
@@ -311,7 +309,7 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 			x.abandon(to)
 			return 0
 		}
-		w.blocks++
+		w.blocks.Add(1)
 	} else if !w.share(place) {
 		return 0
 	}
@@ -347,7 +345,7 @@ func (w *Writer) share(place uint32) bool {
 		return false
 	}
 	x.change(n, to)
-	w.blocks++
+	w.blocks.Add(1)
 	return true
 }
 
@@ -497,7 +495,7 @@ func (w *Writer) leave(place uint32) {
 	if to == 0 {
 		x.uproot(place)
 	}
-	w.blocks--
+	w.blocks.Add(-1)
 }
 
 // shrink gives back slots of a lane that is less than a quarter full.

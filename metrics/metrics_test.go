@@ -141,7 +141,7 @@ func happens(m *Metrics) {
 }
 
 func fleet(t *testing.T, input string) Snapshot {
-	s := Snapshot{MaxQueue: 20, IndexBlocks: 1234, IndexBytes: 98720, RingBytes: 4096, BookingsBound: 2}
+	s := Snapshot{MaxQueue: 20, IndexBlocks: 1234, IndexBytes: 98720, RingBytes: 4096, BookingsBound: 2, DecisionsDropped: 3}
 	for line := range strings.Lines(input) {
 		var e Endpoint
 		if _, err := fmt.Sscan(line, &e.Name, &e.Address, &e.Queue, &e.Health, &e.InFlight, &e.InFlightTokens, &e.Blocks); err != nil {

@@ -100,6 +100,8 @@ var (
 	descMaxQueue   = whole("epp_max_queue", "Queue at which an endpoint is full, in requests: the setting maxQueue.")
 	descBound      = whole("epp_booking_bound_total",
 		"Bookings ended by their age, because nobody saw their request end.")
+	descDropped = whole("epp_decision_lines_dropped_total",
+		"Lines that were not written to the file of log.decisions, because it could not keep up or could not be written.")
 )
 
 func perEndpoint(name, help string) *prometheus.Desc {

@@ -21,6 +21,8 @@ type Snapshot struct {
 	IndexBlocks, IndexBytes, OwnBlocks, RingBytes int
 	// BookingsBound counts the bookings that their age has ended since the start.
 	BookingsBound uint64
+	// DecisionsDropped counts the lines that the decision log had no room for.
+	DecisionsDropped uint64
 }
 
 // Endpoint is one endpoint's state.
@@ -50,7 +52,7 @@ type state struct{ read func() Snapshot }
 func (s *state) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descQueueDepth, descHealth, descHealthReason, descInFlight, descInFlightTokens, descBlocks, descStale, descIncomplete,
-		descPredicted, descReported, descDoubt, descAudited, descAlarm, descNodes, descIndexBytes, descOwnBlocks, descRingBytes, descMaxQueue, descBound,
+		descPredicted, descReported, descDoubt, descAudited, descAlarm, descNodes, descIndexBytes, descOwnBlocks, descRingBytes, descMaxQueue, descBound, descDropped,
 	} {
 		out <- d
 	}
@@ -71,6 +73,7 @@ func (s *state) Collect(out chan<- prometheus.Metric) {
 	gauge(descRingBytes, float64(now.RingBytes))
 	gauge(descMaxQueue, float64(now.MaxQueue))
 	count(descBound, now.BookingsBound)
+	count(descDropped, now.DecisionsDropped)
 
 	shown := make(map[endpointKey]bool, len(now.Endpoints))
 	for _, e := range now.Endpoints {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"epp.internal/epp"
 	"epp.internal/epp/audit"
 	"epp.internal/epp/decision"
 	"epp.internal/epp/picker"
@@ -48,6 +49,45 @@ func TestAuditedPrompts(t *testing.T) {
 		total := p.fleet.Snapshot()[0].Truth.Total()
 		if n := total[audit.Template]; n != want {
 			t.Errorf("%.60s: %d answers are held against the template, want %d", c.body, n, want)
+		}
+	}
+}
+
+// TestRepeatedStores: blocks that an engine tells of twice and takes back once count
+// as held. Its answers tell otherwise, the endpoint is doubted, and its claims draw
+// no request any longer.
+func TestRepeatedStores(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a", "b")
+	text := strings.Repeat("said before ", 40)
+	body := fmt.Sprintf(`{"model":"m","prompt":%q}`, text)
+	blocks := stored(byteTokenizer{}.Text(text, nil), 16)
+	p.members["a"].Apply(start, blocks)
+	p.members["a"].Apply(start, blocks)
+	p.members["a"].Apply(start, []epp.BlockEvent{{Kind: epp.BlockRemoved, Hashes: blocks[0].Hashes, Tier: "GPU", At: start}})
+	p.members["b"].Incomplete(start, false)
+	if n := p.Removed(p.members["a"].Endpoint(), start); n != 0 {
+		t.Errorf("%d decisions count as stale", n)
+	}
+	for i := 0; ; i++ {
+		pk, err := p.post("/v1/completions", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := p.last()
+		if rec.MatchRatio(0) != 1 {
+			t.Fatalf("request %d: a's claim is %v: the case is not there", i, rec.MatchRatio(0))
+		}
+		pk.ResponseHeader(200, "application/json", "")
+		pk.ResponseBody(fmt.Appendf(nil, `{"choices":[],"usage":{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":0}}}`, len(pk.Request.Tokens)))
+		pk.End(picker.Served)
+		if pk.Endpoint.Name == "b" {
+			if state := p.fleet.Snapshot()[0]; i < 8 || state.Signals.Doubt == 0 || state.Truth.Alarm() != audit.Unconfirmed {
+				t.Errorf("request %d went to b: doubt %d, alarm %v", i, state.Signals.Doubt, state.Truth.Alarm())
+			}
+			break
+		}
+		if i > 20 {
+			t.Fatal("a is believed for ever")
 		}
 	}
 }

@@ -38,6 +38,14 @@ func (pk *Pick) chain() {
 	}
 }
 
+// chainOf is what Hooks.Decided is given: valid until the next decision.
+func (pk *Pick) chainOf() []uint64 {
+	if len(pk.s.sizes) == 0 || len(pk.s.prompts) != 1 {
+		return nil
+	}
+	return pk.s.chains[0]
+}
+
 // appendPrompt appends the hashes of one prompt's full blocks. A picture is
 // folded into the block that it begins in, and so into all behind it.
 func appendPrompt(chain []uint64, root uint64, tokens []uint32, p *prompt, size int) []uint64 {

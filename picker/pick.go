@@ -237,6 +237,7 @@ func (p *Pick) finish(o Outcome) {
 	logEnd(p.owner.opt.Log, p, &end)
 	if f := p.owner.opt.Hooks.Ended; f != nil {
 		f(&Ending{
+			RequestID: p.Request.ID, Attempt: p.attempt + 1,
 			Model: p.Request.Target, Endpoint: p.Endpoint, OurTokens: len(p.Request.Tokens), PredictedTokens: p.predicted, End: end,
 		})
 	}

@@ -40,8 +40,11 @@ type ModelRule struct {
 // Hooks are told what happens. A nil func is not called. They must not block,
 // and must not keep what they are given.
 type Hooks struct {
-	// Decided is called after each decision, with what it was, refusals too.
-	Decided func(rec *decision.Record)
+	// Decided is called after each decision, with what it was, refusals too. chain
+	// has the hashes of the prompt's full blocks, each of rec.BlockTokens tokens and
+	// all before, under the picker's key; nil where nothing is known of the prompt, or
+	// there are several.
+	Decided func(rec *decision.Record, chain []uint64)
 	// Ended is called when a request that was picked has ended.
 	Ended func(rec *Ending)
 	// Asked is called for each question to an engine for tokens, however it ended.
@@ -50,6 +53,8 @@ type Hooks struct {
 
 // Ending is what became of a request.
 type Ending struct {
+	RequestID string
+	Attempt   int
 	// Model is the name that the endpoint knows it by.
 	Model    string
 	Endpoint epp.Endpoint
@@ -106,6 +111,9 @@ type Options struct {
 	// changes: for engines that decode bodies. vLLM and SGLang don't, so by
 	// default the decoded body is sent.
 	ForwardEncoded bool
+	// Predict has every record hold what policy latency and the gate predict from,
+	// whether the policy uses it or not.
+	Predict bool
 	// Fallbacks is how many further endpoints a Pick names.
 	Fallbacks int
 	// Ring keeps the records. Nil: one of the default size.
@@ -337,7 +345,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 	pk.describe(rec)
 	now, seed := p.opt.Now(), p.opt.Seed()
 	rec.Timings.Match += now.Sub(began)
-	in := route.Input{Request: r, Match: s.match, BlockedTokens: rec.BlockedTokens, Now: now}
+	in := route.Input{Request: r, Match: s.match, BlockedTokens: rec.BlockedTokens, Predict: p.opt.Predict, Now: now}
 	var err error
 	booking, ok := p.opt.Fleet.Pick(fleet.Query{Target: r.Target, Adapter: r.Adapter, PromptTokens: len(pk.promptTokens)}, now, func(v epp.View) (int, int) {
 		in.View = v
@@ -391,7 +399,7 @@ func (pk *Pick) finishRecord(ctx context.Context, rec *decision.Record) {
 	logDecision(ctx, pk.owner.opt.Log, rec)
 	pk.logTrace(ctx, pk.owner.opt.Log, rec)
 	if f := pk.owner.opt.Hooks.Decided; f != nil {
-		f(rec)
+		f(rec, pk.chainOf())
 	}
 	pk.seq = pk.owner.opt.Ring.Put(rec)
 }

@@ -92,7 +92,7 @@ func (p *pool) draw() uint64 {
 	return p.seed
 }
 
-func (p *pool) sawDecision(rec *decision.Record) {
+func (p *pool) sawDecision(rec *decision.Record, _ []uint64) {
 	if p.unwatched {
 		return
 	}

@@ -16,10 +16,9 @@ import (
 	"epp.internal/epp/picker"
 )
 
-// slowTokenizer takes a while for each text, and shows how many run at once.
+// slowTokenizer may take a while for each text, and shows how many run at once.
 type slowTokenizer struct {
-	byteTokenizer
-	took       time.Duration
+	during     func() // each text
 	now, most  atomic.Int32
 	texts      atomic.Int32
 	afterFirst func()
@@ -29,7 +28,9 @@ func (s *slowTokenizer) work() {
 	if n := s.now.Add(1); n > s.most.Load() {
 		s.most.Store(n)
 	}
-	time.Sleep(s.took)
+	if s.during != nil {
+		s.during()
+	}
 	s.now.Add(-1)
 	if s.texts.Add(1) == 1 && s.afterFirst != nil {
 		s.afterFirst()
@@ -94,7 +95,7 @@ func TestPromptBytes(t *testing.T) {
 func TestLongPromptsTakeTurns(t *testing.T) {
 	for _, form := range []string{"chat", "completion"} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &slowTokenizer{took: 1500 * time.Millisecond}
+			s := &slowTokenizer{during: func() { time.Sleep(1500 * time.Millisecond) }}
 			p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: s}, "a")
 			most := max(1, runtime.GOMAXPROCS(0)/2)
 			pick := func(ctx context.Context, bytes int) {

@@ -4,7 +4,8 @@
 // the engine a request.
 //
 // A [Prober] runs one loop for each endpoint and tells a [Sink], which is the
-// endpoint's row of fleet: health decides what a probe that failed means.
+// endpoint's row of fleet, or the agent beside the engine: health decides what a
+// probe that failed means.
 //
 // # Invariants
 //

@@ -12,12 +12,6 @@ import (
 	"epp.internal/epp/report/wire"
 )
 
-// sound takes all that a report can say.
-type sound struct{ *fleet.Member }
-
-func (sound) GPU(time.Time, epp.GPU)        {}
-func (sound) Probed(time.Time, error, bool) {}
-
 // seedReports are reports of all kinds, one after the other.
 func seedReports() []*wire.Report {
 	four := 4.0
@@ -31,7 +25,7 @@ func seedReports() []*wire.Report {
 			{Kind: wire.BlockEvent_STORED, Names: []uint64{3}, Keys: []uint64{13}, Parent: 2, BlockTokens: 16, Tier: "GPU"},
 			{Kind: wire.BlockEvent_REMOVED, Names: []uint64{1, 9}, Tier: "GPU"},
 		}, Incomplete: true},
-		{Number: 8, Reading: &wire.Reading{Number: 5, Failed: "refused", Refused: true}, Probe: &wire.Probe{Failed: "late"}, Values: &wire.Values{Values: map[string]string{"k": "v"}}},
+		{Number: 8, Reading: &wire.Reading{Number: 5, Failed: "refused", Refused: true}, Probe: &wire.Probe{Number: 1, Failed: "late"}, Values: &wire.Values{Values: map[string]string{"k": "v"}}},
 		{Number: 9, SnapshotBegin: true, SnapshotEnd: true, Events: []*wire.BlockEvent{{Kind: wire.BlockEvent_STORED, Names: []uint64{1}, Keys: []uint64{}, Parent: 1}}},
 	}
 }
@@ -66,8 +60,8 @@ func FuzzReports(f *testing.F) {
 		before := table.Snapshot()[1]
 
 		now := time.Unix(1000, 0)
-		in := &intake{interval: DefaultInterval, feed: Feed{
-			Readings: m, Models: m.Models, Blocks: m, Health: sound{m}, Values: func(map[string]string) {},
+		in := &intake{interval: DefaultInterval, probes: true, feed: Feed{
+			Readings: m, Models: m.Models, Blocks: m, Health: m, Values: func(map[string]string) {},
 		}}
 		in.open(now)
 		orders := 0

@@ -80,6 +80,8 @@ type Feed struct {
 type intake struct {
 	feed     Feed
 	interval time.Duration
+	probes   bool   // the agent said that it probes: else it has no say in that
+	probed   uint64 // the last probe that was taken: three that fail in a row count, not one told three times
 
 	next uint64 // the number that is to come
 	// whole is true where all that was said of blocks has come, filling while a
@@ -261,7 +263,8 @@ func (t *intake) takeFacts(now time.Time, r *wire.Report) {
 	if g := r.Gpu; g != nil && t.feed.Health != nil {
 		t.feed.Health.GPU(now, believedGPU(gpuOf(g)))
 	}
-	if p := r.Probe; p != nil && t.feed.Health != nil {
+	if p := r.Probe; p != nil && t.probes && p.Number != t.probed && t.feed.Health != nil {
+		t.probed = p.Number
 		var err error
 		if p.Failed != "" {
 			err = errors.New("agent: probe: " + p.Failed)

@@ -35,8 +35,10 @@ func (h *heard) Apply(_ time.Time, events []epp.BlockEvent) {
 		h.say("%v %v", e.Kind, e.Hashes)
 	}
 }
-func (h *heard) Reset(time.Time)                 { h.say("reset") }
-func (h *heard) Incomplete(_ time.Time, is bool) { h.say("incomplete=%v", is) }
+func (h *heard) GPU(time.Time, epp.GPU)                { h.say("gpu") }
+func (h *heard) Probed(_ time.Time, err error, _ bool) { h.say("probed: %v", err) }
+func (h *heard) Reset(time.Time)                       { h.say("reset") }
+func (h *heard) Incomplete(_ time.Time, is bool)       { h.say("incomplete=%v", is) }
 
 // A stream's story: each report, what the picker is told by it, and what is
 // ordered of the agent.
@@ -46,7 +48,7 @@ func TestIntake(t *testing.T) {
 		return []*wire.BlockEvent{{Kind: wire.BlockEvent_STORED, Names: names, Keys: names, BlockTokens: 16}}
 	}
 	h := &heard{}
-	in := &intake{feed: Feed{Readings: h, Blocks: h}, interval: 2 * time.Second}
+	in := &intake{feed: Feed{Readings: h, Blocks: h, Health: h}, interval: 2 * time.Second, probes: true}
 	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
 	in.open(at(0))
 	for _, s := range []struct {
@@ -77,6 +79,10 @@ func TestIntake(t *testing.T) {
 		{"one that failed", 90_010, &wire.Report{Number: 21, Reading: &wire.Reading{Number: 8, Failed: "no answer"}}, "begin mark=4; failed: agent: no answer"},
 		{"one that ends as the next begins", 90_020, &wire.Report{Number: 22, Begins: 10, Reading: &wire.Reading{Number: 9, Refused: true, Failed: "x"}},
 			"begin mark=5; failed: agent: x: connection refused; begin mark=6"},
+		{"a probe that failed", 90_030, &wire.Report{Number: 23, Probe: &wire.Probe{Number: 1, Failed: "no answer"}}, "probed: agent: probe: no answer"},
+		{"a snapshot repeats it", 90_040, &wire.Report{Number: 24, SnapshotBegin: true, SnapshotEnd: true, Probe: &wire.Probe{Number: 1, Failed: "no answer"}},
+			"reset; incomplete=false"},
+		{"the next", 90_050, &wire.Report{Number: 25, Probe: &wire.Probe{Number: 2}}, "probed: <nil>"},
 	} {
 		order, late, missed, err := in.take(at(s.ms), s.r)
 		if err != nil {

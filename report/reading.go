@@ -31,8 +31,8 @@ func loadOf(r *wire.Reading) epp.Load {
 		Waiting: gauge(r.Waiting), Running: gauge(r.Running), KVUsage: gauge(r.KvUsage),
 		BlockTokens: min(int(r.BlockTokens), maxBlockTokens), Blocks: int(r.Blocks),
 		Adapters: r.Adapters, MaxAdapters: min(int(r.MaxAdapters), maxNames),
-		PromptTokens: gauge(r.PromptTokens), CachedTokens: gauge(r.CachedTokens), FirstTokenSeconds: gauge(r.FirstTokenSeconds),
-		Asleep: r.Asleep,
+		PromptTokens: gauge(r.PromptTokens), CachedTokens: gauge(r.CachedTokens), GeneratedTokens: gauge(r.GeneratedTokens),
+		FirstTokenSeconds: gauge(r.FirstTokenSeconds), Asleep: r.Asleep,
 	}
 }
 
@@ -46,8 +46,8 @@ func ReadingOf(number uint64, l *epp.Load, err error) *wire.Reading {
 		Number: number, Waiting: value(l.Waiting), Running: value(l.Running), KvUsage: value(l.KVUsage),
 		BlockTokens: uint32(l.BlockTokens), Blocks: uint32(l.Blocks),
 		Adapters: l.Adapters[:min(len(l.Adapters), maxNames)], MaxAdapters: uint32(l.MaxAdapters),
-		PromptTokens: value(l.PromptTokens), CachedTokens: value(l.CachedTokens), FirstTokenSeconds: value(l.FirstTokenSeconds),
-		Asleep: l.Asleep,
+		PromptTokens: value(l.PromptTokens), CachedTokens: value(l.CachedTokens), GeneratedTokens: value(l.GeneratedTokens),
+		FirstTokenSeconds: value(l.FirstTokenSeconds), Asleep: l.Asleep,
 	}
 }
 
@@ -132,12 +132,13 @@ func GPUOf(g epp.GPU) *wire.GPU {
 	return out
 }
 
-// ProbeOf writes how a probe ended in its wire form.
-func ProbeOf(err error, slowly bool) *wire.Probe {
+// ProbeOf writes how a probe ended in its wire form. They are numbered from 1.
+func ProbeOf(number uint64, err error, slowly bool) *wire.Probe {
+	p := &wire.Probe{Number: number, Slowly: slowly}
 	if err != nil {
-		return &wire.Probe{Failed: errorText(err), Slowly: slowly}
+		p.Failed = errorText(err)
 	}
-	return &wire.Probe{Slowly: slowly}
+	return p
 }
 
 // AgeOf is the age of a block's end in its wire form, nil where it is too old to

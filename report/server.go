@@ -73,8 +73,8 @@ type Options struct {
 
 // Opening is what a stream says of itself when it begins.
 type Opening struct {
-	Endpoint         string // ip:port
-	Readings, Blocks bool   // what it will report
+	Endpoint                 string // ip:port
+	Readings, Blocks, Probes bool   // what it will report
 }
 
 // Hooks are told of what happened, for metrics. A nil hook is not called; none may
@@ -253,12 +253,12 @@ func (s *Server) serve(stream serverStream, from netip.Addr, cert *x509.Certific
 		return err
 	}
 	defer s.leave(hello.Endpoint, me)
-	feed, err := s.opt.Open(Opening{Endpoint: hello.Endpoint, Readings: hello.Readings, Blocks: hello.Blocks})
+	feed, err := s.opt.Open(Opening{Endpoint: hello.Endpoint, Readings: hello.Readings, Blocks: hello.Blocks, Probes: hello.Probes})
 	if err != nil {
 		return s.refuse(from, hello.Endpoint, status.Error(codes.NotFound, err.Error()))
 	}
 	log := s.opt.Logger.With("endpoint", hello.Endpoint, "from", from.String())
-	log.Info("agent reports", "readings", hello.Readings, "blocks", hello.Blocks)
+	log.Info("agent reports", "readings", hello.Readings, "blocks", hello.Blocks, "probes", hello.Probes)
 	last, why := s.take(stream, &feed, hello, me, reports, broken)
 	if feed.Close != nil {
 		feed.Close(last)
@@ -319,7 +319,7 @@ func receive(stream serverStream) (<-chan *wire.Report, <-chan error) {
 // take gives an open stream's reports to its feed until it ends, and returns when
 // it last said anything and why it ended.
 func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *session, reports <-chan *wire.Report, broken <-chan error) (last time.Time, why error) {
-	t := &intake{feed: *feed, interval: s.opt.Interval}
+	t := &intake{feed: *feed, interval: s.opt.Interval, probes: hello.Probes}
 	if !hello.Readings {
 		t.feed.Readings, t.feed.Models = nil, nil
 	}

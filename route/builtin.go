@@ -19,7 +19,10 @@ type Input struct {
 	BlockedTokens int
 	View          epp.View
 	Settings      *decision.Settings
-	Now           time.Time
+	// Predict has predictions made and recorded where the settings do not ask for
+	// them: so that a record can be decided again by settings that do.
+	Predict bool
+	Now     time.Time
 }
 
 // MatchOf is how much of the prompt endpoint i holds.

@@ -53,6 +53,8 @@ func TestHotEndpointIsLeft(t *testing.T) {
 		{"sum", func(*decision.Settings) {}, "hot", decision.Admitted},
 		{"gate of 1 s", func(s *decision.Settings) { s.Gate = time.Second }, "idle", decision.Slow},
 		{"gate of 1 min", func(s *decision.Settings) { s.Gate = time.Minute }, "hot", decision.Admitted},
+		{"copies of hot prefixes", func(s *decision.Settings) { s.Spread.Hot, s.Load.MaxRunning = true, 12 }, "idle", decision.Hot},
+		{"a prefix that is not hot", func(s *decision.Settings) { s.Spread.Hot, s.Load.MaxRunning = true, 13 }, "hot", decision.Admitted},
 		{"latency", func(s *decision.Settings) { s.Policy = decision.Latency }, "idle", decision.Admitted},
 	} {
 		p, in, rec := herd(c.set)
@@ -106,7 +108,7 @@ func TestReplayPredicts(t *testing.T) {
 		s := drawSettings(t)
 		s.Gate = time.Duration(rapid.Int64Range(0, 10e9).Draw(t, "gate"))
 		if rapid.Bool().Draw(t, "latency") {
-			s.Policy = decision.Latency
+			s.Policy, s.Spread = decision.Latency, decision.Spread{}
 		}
 		p := mustPolicyRapid(t, s)
 		rec := &decision.Record{PromptTokens: in.BlockedTokens, Adapter: in.Request.Adapter}

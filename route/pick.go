@@ -75,8 +75,13 @@ func (p *Policy) Pick(in *Input, seed uint64, tried epp.Slots, rec *decision.Rec
 			}
 		}
 	}
+	if p.Settings.Spread.Hot && !rec.Degraded {
+		race = p.copyHot(rec, race)
+	}
 	if p.Settings.Predicts() {
 		race = p.expect(in, rec, race)
+	} else if in.Predict {
+		p.predict(in, rec)
 	}
 	rec.Chosen, rec.RunnerUp = race.first.index-1, race.second.index-1
 	return rec.Chosen, nil
@@ -252,10 +257,10 @@ func (p *Policy) filter(c *decision.Candidate) decision.Exclusion {
 // request's priority say to refuse.
 func (p *Policy) saturated(rec *decision.Record) *epp.Error {
 	shortest := math.Inf(1)
-	var reasons [8]int
+	var reasons [16]int
 	for i := range rec.Candidates {
 		c := &rec.Candidates[i]
-		reasons[c.Excluded&7]++
+		reasons[c.Excluded&15]++
 		if c.Excluded == decision.Queue {
 			shortest = min(shortest, c.Queue)
 		}
@@ -286,7 +291,7 @@ func (p *Policy) saturated(rec *decision.Record) *epp.Error {
 }
 
 // unavailable names the filter that took the last endpoint.
-func unavailable(n int, reasons *[8]int) *epp.Error {
+func unavailable(n int, reasons *[16]int) *epp.Error {
 	for _, r := range []struct {
 		excluded     decision.Exclusion
 		reason, text string
@@ -329,9 +334,9 @@ func (r *race) enter(i int, c *decision.Candidate) {
 // place puts e before or behind the best two.
 func (r *race) place(e entrant) {
 	switch {
-	case r.first.c == nil || e.beats(&r.first, r.rec.Seed):
+	case r.first.c == nil || e.beats(&r.first, r.rec):
 		r.first, r.second = e, r.first
-	case r.second.c == nil || e.beats(&r.second, r.rec.Seed):
+	case r.second.c == nil || e.beats(&r.second, r.rec):
 		r.second = e
 	}
 	if r.second.c != nil {
@@ -340,9 +345,9 @@ func (r *race) place(e entrant) {
 }
 
 // beats reports whether e is preferred to f: the higher sum, then the lower
-// load, then the shorter queue, then the smaller hash of its name under the
-// decision's seed, then the name.
-func (e *entrant) beats(f *entrant, seed uint64) bool {
+// load, then the shorter queue, then what Settings.Spread says of cold ones, then
+// the smaller hash of its name under the decision's seed, then the name.
+func (e *entrant) beats(f *entrant, rec *decision.Record) bool {
 	a, b := e.c, f.c
 	switch {
 	case e.grid != f.grid:
@@ -351,8 +356,12 @@ func (e *entrant) beats(f *entrant, seed uint64) bool {
 		return a.Load < b.Load
 	case a.Queue != b.Queue:
 		return a.Queue < b.Queue
+	case rec.Settings.Spread.Cold && longerCold(a, b):
+		return true
+	case rec.Settings.Spread.Cold && longerCold(b, a):
+		return false
 	}
-	if x, y := e.hash(seed), f.hash(seed); x != y {
+	if x, y := e.hash(rec.Seed), f.hash(rec.Seed); x != y {
 		return x < y
 	}
 	return a.Name < b.Name
@@ -389,7 +398,7 @@ func Ranked(rec *decision.Record, n int) []int {
 		}
 	}
 	slices.SortFunc(order, func(a, b entrant) int {
-		if a.beats(&b, rec.Seed) {
+		if a.beats(&b, rec) {
 			return -1
 		}
 		return 1
@@ -424,7 +433,7 @@ func Replay(p *Policy, rec *decision.Record) *decision.Record {
 		BlockedTokens: rec.BlockedTokens,
 		Now:           rec.At,
 	}
-	in.View.Pace = rec.Pace
+	in.View.Pace, in.Predict = rec.Pace, len(rec.Predictions) > 0
 	var tried epp.Slots
 	in.View.Serves = epp.Slots{}
 	if rec.HasSubset {

@@ -246,6 +246,7 @@ func drawSettings(t *rapid.T) *decision.Settings {
 	s.OnSaturated = rapid.SampledFrom([]decision.OnSaturated{decision.Degrade, decision.Reject}).Draw(t, "onSaturated")
 	s.Load.Source = rapid.SampledFrom([]decision.LoadSource{decision.LoadRequests, decision.LoadTokens, decision.LoadKV, decision.LoadGPU}).Draw(t, "source")
 	s.Load.MaxUtilization = rapid.Float64Range(0.1, 1).Draw(t, "maxUtilization")
+	s.Spread = decision.Spread{Cold: rapid.Bool().Draw(t, "spreadCold"), Hot: rapid.Bool().Draw(t, "spreadHot")}
 	return s
 }
 

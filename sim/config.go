@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"epp.internal/epp/decision"
 	"epp.internal/epp/engine"
+	"epp.internal/epp/picker"
 	"epp.internal/epp/trace"
 )
 
@@ -29,6 +31,9 @@ type Config struct {
 	Trace *trace.Trace
 	// Policy is the name of one of Policies.
 	Policy string
+	// Settings, if not nil, are what our picker decides by; Policy is then no more
+	// than the run's name.
+	Settings *decision.Settings
 	// Endpoints is how many there are at the start.
 	Endpoints int
 	// Engine is what every endpoint runs; Engines overrides it for the first
@@ -46,6 +51,11 @@ type Config struct {
 	EventLag  time.Duration
 	EventLoss float64
 	Faults    []Fault
+	// Decided, if not nil, is told every decision of a policy of ours, as
+	// [picker.Hooks] says, with all that other settings would decide by.
+	Decided func(rec *decision.Record, chain []uint64)
+	// Ended is told how each attempt ended.
+	Ended func(e *picker.Ending)
 	// Progress, if not nil, is called now and then with the part that is done.
 	Progress func(done float64)
 }
@@ -78,7 +88,7 @@ func (c Config) withDefaults() (Config, error) {
 	fault(c.EventLag > 0, "event lag: %v: want more than 0", c.EventLag)
 	fault(c.ReportLoss >= 0 && c.ReportLoss <= 1, "report loss: %v: want 0–1", c.ReportLoss)
 	fault(c.EventLoss >= 0 && c.EventLoss <= 1, "event loss: %v: want 0–1", c.EventLoss)
-	if PolicyNamed(c.Policy) == nil {
+	if c.Settings == nil && PolicyNamed(c.Policy) == nil {
 		faults = append(faults, fmt.Errorf("policy %q: no such policy: have %s", c.Policy, strings.Join(PolicyNames(), ", ")))
 	}
 	most := c.Endpoints

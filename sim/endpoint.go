@@ -63,7 +63,7 @@ const defaultAdapters = 4
 func (e *endpoint) start(w *world) error {
 	e.former += e.preemptions()
 	cfg := e.cfg
-	cfg.Seed = w.rand.Uint64()
+	cfg.Seed, cfg.JoinRemovals = w.rand.Uint64(), true
 	var err error
 	if e.engine, err = engine.New(cfg); err != nil {
 		return err
@@ -173,13 +173,11 @@ type batch struct {
 	stamp  uint64
 	member *fleet.Member
 	events []epp.BlockEvent
-	hashes []uint64
-	tokens []uint32
+	hashes []uint64 // of what is removed
 }
 
-// publish sends a step's KV events on their way. It copies them: the engine uses
-// their memory again. Removals one after another become one event, which means
-// the same and is read faster.
+// publish sends a step's KV events on their way. It copies what the engine uses
+// again; tokens stay where they are until a batch has come, see world.retired.
 func (e *endpoint) publish(w *world, events []epp.BlockEvent) {
 	if len(events) == 0 || !w.readsEvents {
 		return
@@ -188,27 +186,21 @@ func (e *endpoint) publish(w *world, events []epp.BlockEvent) {
 		e.member.Incomplete(w.now(), true) // the gap is seen with the next batch
 		return
 	}
-	hashes, tokens := 0, 0
+	removed := 0
 	for i := range events {
-		hashes += len(events[i].Hashes)
-		tokens += len(events[i].Tokens)
-	}
-	b := w.batch(hashes, tokens)
-	b.stamp, b.member = e.stamp, e.member
-	from := 0 // where the last event's hashes begin
-	for i := range events {
-		ev := events[i]
-		n := len(b.events)
-		if merged := ev.Kind == epp.BlockRemoved && n > 0 && b.events[n-1].Kind == epp.BlockRemoved; !merged {
-			from = len(b.hashes)
-			t := len(b.tokens)
-			b.tokens = append(b.tokens, ev.Tokens...)
-			ev.Tokens = b.tokens[t:]
-			b.events = append(b.events, ev)
-			n++
+		if events[i].Kind == epp.BlockRemoved {
+			removed += len(events[i].Hashes)
 		}
-		b.hashes = append(b.hashes, ev.Hashes...)
-		b.events[n-1].Hashes = b.hashes[from:]
+	}
+	b := w.batch(removed)
+	b.stamp, b.member = e.stamp, e.member
+	b.events = append(b.events, events...)
+	for i := range b.events {
+		if ev := &b.events[i]; ev.Kind == epp.BlockRemoved {
+			from := len(b.hashes)
+			b.hashes = append(b.hashes, ev.Hashes...)
+			ev.Hashes = b.hashes[from:]
+		}
 	}
 	w.agenda.plan(happening{at: w.at + int64(w.cfg.EventLag), what: delivery, who: e.number, body: b})
 }
@@ -221,16 +213,16 @@ func (e *endpoint) deliver(w *world, b *batch) {
 	w.batches = append(w.batches, b)
 }
 
-// batch returns an empty batch with room for so many hashes and tokens, so that
-// what its events point to does not move.
-func (w *world) batch(hashes, tokens int) *batch {
+// batch returns an empty batch with room for so many hashes, so that what its
+// events point to does not move.
+func (w *world) batch(hashes int) *batch {
 	b := &batch{}
 	if last := len(w.batches) - 1; last >= 0 {
 		b = w.batches[last]
 		w.batches = w.batches[:last]
 	}
 	b.events = b.events[:0]
-	b.hashes, b.tokens = slices.Grow(b.hashes[:0], hashes), slices.Grow(b.tokens[:0], tokens)
+	b.hashes = slices.Grow(b.hashes[:0], hashes)
 	return b
 }
 

@@ -48,6 +48,8 @@ func init() {
 		ours("weighted-tokens", "the same with load.source tokens", func(s *decision.Settings) { s.Load.Source = decision.LoadTokens }),
 		ours("gate", "the default behind a latency gate of 300 ms", func(s *decision.Settings) { s.Gate = 300 * time.Millisecond }),
 		ours("gate-1s", "the default behind a latency gate of 1 s", func(s *decision.Settings) { s.Gate = time.Second }),
+		ours("spread-cold", "the default with spread.cold", func(s *decision.Settings) { s.Spread.Cold = true }),
+		ours("spread-hot", "the default with spread.hot", func(s *decision.Settings) { s.Spread.Hot = true }),
 		ours("latency", "the lowest predicted time, its own and what it costs others", func(s *decision.Settings) { s.Policy = decision.Latency }),
 		theirs("random", "any endpoint", func(w *world) chooser { return &random{w.rand} }),
 		theirs("round-robin", "one after the other", func(*world) chooser { return &roundRobin{} }),

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -36,8 +37,10 @@ type Outcome struct {
 // EndpointResult is what one endpoint did.
 type EndpointResult struct {
 	Name string
-	// Busy is how long its steps took.
+	// Busy is how long its steps took, and Dollars what that costs by the profile's
+	// price of an hour.
 	Busy        time.Duration
+	Dollars     float64
 	Requests    int
 	Preemptions uint64
 }
@@ -49,17 +52,39 @@ type Summary struct {
 	MeanTTFT, P50TTFT, P99TTFT time.Duration
 	MeanE2E, P99E2E            time.Duration
 	Failed                     int
-	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even.
+	// Least and Most are the requests of the endpoints that had the fewest and the
+	// most, over the mean of all: 0 and above 1.
+	Least, Most float64
+	// Imbalance is the busiest endpoint's time over the mean of all, 1 for even; 0:
+	// not known.
 	Imbalance float64
+	// DollarsPer1000 is what the engines' busy time costs for 1,000 requests that were
+	// served: idle time is what a smaller pool would save.
+	DollarsPer1000 float64
 }
 
-// Summary counts the requests; those that failed are in no time.
+// Summary is Summarize, and what the endpoints did.
 func (r *Result) Summary() Summary {
+	s := Summarize(r.Requests)
+	var most, all time.Duration
+	for _, e := range r.Endpoints {
+		most, all = max(most, e.Busy), all+e.Busy
+		s.DollarsPer1000 += e.Dollars * 1000 / float64(max(1, len(r.Requests)-s.Failed))
+	}
+	s.Least, s.Most = r.spread()
+	if all > 0 {
+		s.Imbalance = float64(most) * float64(len(r.Endpoints)) / float64(all)
+	}
+	return s
+}
+
+// Summarize counts requests; those that failed are in no time.
+func Summarize(outcomes []Outcome) Summary {
 	var s Summary
 	var ttft, e2e []time.Duration
 	var prompt, cached int
-	for i := range r.Requests {
-		o := &r.Requests[i]
+	for i := range outcomes {
+		o := &outcomes[i]
 		if o.Failed {
 			s.Failed++
 			continue
@@ -75,14 +100,20 @@ func (r *Result) Summary() Summary {
 	slices.Sort(e2e)
 	s.MeanTTFT, s.P50TTFT, s.P99TTFT = mean(ttft), quantile(ttft, 0.5), quantile(ttft, 0.99)
 	s.MeanE2E, s.P99E2E = mean(e2e), quantile(e2e, 0.99)
-	var most, all time.Duration
-	for _, e := range r.Endpoints {
-		most, all = max(most, e.Busy), all+e.Busy
-	}
-	if all > 0 {
-		s.Imbalance = float64(most) * float64(len(r.Endpoints)) / float64(all)
-	}
 	return s
+}
+
+// spread is the fewest and the most requests of an endpoint, over the mean.
+func (r *Result) spread() (least, most float64) {
+	fewest, highest, all := math.MaxInt, 0, 0
+	for _, e := range r.Endpoints {
+		fewest, highest, all = min(fewest, e.Requests), max(highest, e.Requests), all+e.Requests
+	}
+	if all == 0 {
+		return 0, 0
+	}
+	mean := float64(all) / float64(len(r.Endpoints))
+	return float64(fewest) / mean, float64(highest) / mean
 }
 
 func mean(sorted []time.Duration) time.Duration {

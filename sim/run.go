@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"epp.internal/epp"
@@ -42,8 +43,9 @@ type world struct {
 	nextArrival int
 	open        int // requests that have arrived and not ended
 
-	// Memory that is used again: of prompts and answers, and of batches.
-	tokens  [][]uint32
+	// Memory that is used again: of prompts and answers, the oldest first, and of
+	// batches.
+	retired []retired
 	batches []*batch
 }
 
@@ -105,6 +107,9 @@ func newWorld(cfg Config) (*world, error) {
 		}
 	}
 	p := PolicyNamed(cfg.Policy)
+	if s := cfg.Settings; s != nil {
+		p = &Policy{cfg.Policy, "", true, func(w *world) (router, error) { own := *s; return newProduct(w, &own) }}
+	}
 	w.readsEvents = p.readsEvents
 	var err error
 	if w.router, err = p.make(w); err != nil {
@@ -249,22 +254,35 @@ func (w *world) token(f *flight, finished bool) {
 	o.E2E, o.CachedTokens, o.Endpoint, o.Attempts = now-o.At, f.engine.CachedTokens(), f.at.number, f.attempts
 	f.at.drop(f)
 	w.router.end(f, picker.Served)
-	// The engine is done with it, its events are copied. What broke off is left
-	// alone: a step under way may still speak of it.
-	w.tokens = append(w.tokens, f.tokens[:0])
+	// The engine is done with it, and its events come within the lag. What broke off
+	// is left alone: a step under way may still speak of it.
+	w.retired = append(w.retired, retired{w.at + int64(w.cfg.EventLag), f.tokens[:0]})
+}
+
+// retired is the memory of a prompt and its answer that nothing points to any more
+// after a time.
+type retired struct {
+	after  int64
+	tokens []uint32
 }
 
 // memory returns an empty slice with room for n tokens.
 func (w *world) memory(n int) []uint32 {
-	if last := len(w.tokens) - 1; last >= 0 {
-		m := w.tokens[last]
-		w.tokens = w.tokens[:last]
-		if cap(m) >= n {
-			return m
+	for i := range min(len(w.retired), memoryTries) {
+		r := w.retired[i]
+		if r.after >= w.at {
+			break
+		}
+		if cap(r.tokens) >= n {
+			w.retired = slices.Delete(w.retired, i, i+1)
+			return r.tokens
 		}
 	}
 	return make([]uint32, 0, max(n, minMemory))
 }
+
+// memoryTries is how many retired slices are looked at for one that is long enough.
+const memoryTries = 8
 
 // minMemory is the least room that is made for a request, in tokens: most fit.
 const minMemory = 1 << 15
@@ -272,7 +290,7 @@ const minMemory = 1 << 15
 func (w *world) result() *Result {
 	r := &Result{Policy: w.cfg.Policy, Seed: w.cfg.Seed, Requests: w.outcomes, Virtual: time.Duration(w.at)}
 	for _, e := range w.endpoints {
-		r.Endpoints = append(r.Endpoints, EndpointResult{Name: e.name, Busy: e.busy, Requests: e.taken, Preemptions: e.preemptions()})
+		r.Endpoints = append(r.Endpoints, EndpointResult{Name: e.name, Busy: e.busy, Dollars: e.busy.Hours() * profileOf(e.cfg).DollarsPerHour, Requests: e.taken, Preemptions: e.preemptions()})
 	}
 	if p, ok := w.router.(*product); ok {
 		r.Decisions = p.picker.Ring()

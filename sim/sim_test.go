@@ -53,6 +53,10 @@ func TestClosedForm(t *testing.T) {
 	if o := r.Requests[0]; o.TTFT != cold || o.E2E != cold+ms(p.T0+p.TW+p.K*4097)+ms(p.T0+p.TW+p.K*4098) {
 		t.Errorf("cold: %+v, want a first token after %v", o, cold)
 	}
+	// Two prefills and two decode steps at $3.67 an hour, for two requests.
+	if got, want := r.Summary().DollarsPer1000, 3.67/3600*500*(r.Requests[0].E2E+r.Requests[1].E2E).Seconds(); math.Abs(got-want) > 1e-9 {
+		t.Errorf("%v dollars for 1,000 requests, want %v", got, want)
+	}
 	// Of a full hit the last block is computed again: 16 tokens behind 4,080.
 	hit := ms(p.T0 + p.TW + p.B*16*(4080+8))
 	if o := r.Requests[1]; o.TTFT != hit || o.CachedTokens != 4080 {
@@ -216,18 +220,44 @@ func TestParseFault(t *testing.T) {
 	}
 }
 
-// BenchmarkConversation is the whole conversation trace on 8 endpoints of profile
-// a100-8b: 12,031 requests of 12,035 tokens on average.
-func BenchmarkConversation(b *testing.B) {
+// TestMooncakesOrder: in figure 5 of Mooncake's paper random routing takes 3.73 times
+// as long to the first token as load balancing, and going by what each endpoint's
+// cache leaves to compute 0.68 times, on 16 endpoints of a 70B model. The model gives
+// the order, on the first sixteenth of the conversation trace with answers of one token.
+func TestMooncakesOrder(t *testing.T) {
+	tr := conversation(t).Part(0, 0.0625)
+	for i := range tr.Requests {
+		tr.Requests[i].Answer.Tokens = 1
+	}
+	p, _ := engine.ProfileNamed("a100-70b-tp4")
+	var mean [3]float64
+	for i, policy := range []string{"random", "least-conn", "latency"} {
+		mean[i] = millis(run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 16, Engine: engine.Config{Profile: p}, Seed: 1}).Summary().MeanTTFT)
+	}
+	random, aware := mean[0]/mean[1], mean[2]/mean[1]
+	if random < 2.5 || random > 5 || aware < 0.6 || aware > 0.95 {
+		t.Errorf("random : least connections : latency = %.2f : 1 : %.2f, want 2.5–5 : 1 : 0.6–0.95", random, aware)
+	}
+}
+
+// conversation is the Mooncake conversation trace.
+func conversation(t testing.TB) *trace.Trace {
 	f, err := os.Open("../trace/testdata/mooncake_conversation.jsonl.gz")
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	tr, err := trace.Read("conversation", f)
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
+	return tr
+}
+
+// BenchmarkConversation is the whole conversation trace on 8 endpoints of profile
+// a100-8b: 12,031 requests of 12,035 tokens on average.
+func BenchmarkConversation(b *testing.B) {
+	tr := conversation(b)
 	p, _ := engine.ProfileNamed("a100-8b")
 	for b.Loop() {
 		s := run(b, sim.Config{Trace: tr, Policy: "weighted", Endpoints: 8, Engine: engine.Config{Profile: p}, Seed: 1}).Summary()

@@ -1,6 +1,7 @@
 // Package trace holds request traces: when each request came, what its prompt
 // shares with others, and how long its answer was. It reads the public forms
-// ([ReadMooncake], [ReadAzure]) and makes workloads of its own ([Generate]).
+// ([ReadMooncake], [ReadAzure]), our own decision log ([ReadDecisions]) and logs of
+// requests ([ReadVLLMLog], [ReadOpenAILog]), and makes workloads of its own ([Generate]).
 //
 // It is core: it opens no file and draws no chance but from a seed, so the same
 // bytes and the same seed give the same trace.

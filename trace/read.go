@@ -9,11 +9,15 @@ import (
 	"time"
 )
 
+// headBytes is how much of a file is looked at to tell its form: more than a log
+// says before its first line with a time.
+const headBytes = 64 << 10
+
 // Read reads a trace in whichever form it has, told by its first bytes; a gzip'd
 // one is read through.
 func Read(name string, r io.Reader) (*Trace, error) {
-	b := bufio.NewReader(r)
-	head, _ := b.Peek(len(azureColumns)) // what cannot be read fails below
+	b := bufio.NewReaderSize(r, headBytes)
+	head, _ := b.Peek(headBytes) // what cannot be read fails below
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		z, err := gzip.NewReader(b)
@@ -21,12 +25,18 @@ func Read(name string, r io.Reader) (*Trace, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		return Read(name, plain{z})
+	case bytes.HasPrefix(head, decisionsBegin):
+		return ReadDecisions(name, b)
+	case bytes.HasPrefix(head, []byte("{")) && isOpenAILog(head):
+		return ReadOpenAILog(name, b)
 	case bytes.HasPrefix(head, []byte("{")):
 		return ReadMooncake(name, b)
 	case bytes.HasPrefix(head, azureColumns[:9]):
 		return ReadAzure(name, b)
+	case vllmStamp.Match(head):
+		return ReadVLLMLog(name, b)
 	}
-	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids) or an Azure one (CSV with %s)", name, head, azureColumns)
+	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids), an Azure one (CSV with %s), a decision log (JSONL that begins with settings), vLLM's log of requests, or OpenAI requests (JSONL with timestamp, request and usage)", name, head, azureColumns)
 }
 
 // plain hides that its reader was unpacked, so that no file unpacks twice.

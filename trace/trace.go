@@ -26,6 +26,14 @@ type Trace struct {
 	Requests []Request
 }
 
+// Duration is the last request's arrival.
+func (t *Trace) Duration() time.Duration {
+	if len(t.Requests) == 0 {
+		return 0
+	}
+	return t.Requests[len(t.Requests)-1].At
+}
+
 // Request is one request of a trace.
 type Request struct {
 	// At is its arrival, from the trace's start.

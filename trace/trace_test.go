@@ -219,6 +219,11 @@ func FuzzRead(f *testing.F) {
 		f.Add(data)
 	}
 	f.Add([]byte(`{"timestamp": -9223372036854775808, "input_length": 1, "output_length": 1, "hash_ids": [72057594037927935]}`))
+	f.Add([]byte("INFO 12-31 23:59:58 [logger.py:41] Received request a: prompt: 'a', params: P(), prompt_token_ids: [1, 2], lora_request: None."))
+	f.Add([]byte(`{"timestamp": 1.5, "request": {"messages": [{"role": "user", "content": "a"}]}, "usage": {"prompt_tokens": 9, "completion_tokens": 1}}`))
+	f.Add([]byte(`{"settings":{"version":1,"policy":"weighted","weights":[{"name":"cache","value":1}],"maxQueue":1,"onSaturated":"degrade","loadSource":"requests","maxUtilization":1,"staleAfterNanos":1}}
+{"decision":{"requestID":"a","attempt":1,"atNanos":5,"promptTokens":130,"tokenSource":1,"promptStepTokens":128,"prompt":[7],"chosen":-1,"runnerUp":-1}}
+{"end":{"requestID":"a","attempt":1,"completionTokens":3}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tr, err := trace.Read("f", bytes.NewReader(data))
 		if err != nil {

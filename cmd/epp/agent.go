@@ -23,6 +23,7 @@ import (
 	"epp.internal/epp/agent/gpu"
 	"epp.internal/epp/config"
 	"epp.internal/epp/kvevents"
+	"epp.internal/epp/probe"
 	"epp.internal/epp/report"
 	"epp.internal/epp/report/wire"
 	"epp.internal/epp/scrape"
@@ -50,10 +51,11 @@ type agentFlags struct {
 	noEvents         bool
 	values           map[string]string
 	cacheBytes       config.Bytes
+	probe            config.Probe
 }
 
 func agentCommand() *cobra.Command {
-	f := agentFlags{cacheBytes: agent.DefaultMaxBytes}
+	f := agentFlags{cacheBytes: agent.DefaultMaxBytes, probe: config.Default().Probe}
 	cmd := &cobra.Command{
 		Use:   "agent --engine URL --picker HOST:PORT",
 		Short: "Run beside an engine and tell pickers what it holds and how it does",
@@ -87,6 +89,8 @@ func agentCommand() *cobra.Command {
 	fs.BoolVar(&f.noGPU, "no-gpu", false, "do not read GPUs")
 	fs.StringToStringVar(&f.values, "value", nil, "what scorers are to know: name=value")
 	fs.TextVar(&f.cacheBytes, "cache-bytes", f.cacheBytes, "the most that the engine's blocks may take here")
+	fs.DurationVar(&f.probe.Interval.Duration, "probe-interval", 0, "ask the engine for one token so often; 0: never")
+	fs.DurationVar(&f.probe.Timeout.Duration, "probe-timeout", f.probe.Timeout.Duration, "how long the engine may take for it")
 	_ = cmd.MarkFlagRequired("engine")
 	_ = cmd.MarkFlagRequired("picker")
 	return cmd
@@ -133,6 +137,9 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 	if err := report.CheckValues(f.values); err != nil {
 		return nil, fmt.Errorf("--value: %w", err)
 	}
+	if err := f.checkProbe(); err != nil {
+		return nil, err
+	}
 	token, err := newToken("--token-file", f.tokenFile, log)
 	if err != nil {
 		return nil, err
@@ -145,7 +152,7 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 	for i, p := range f.pickers {
 		b.clients = append(b.clients, &report.Client{
 			Picker: p, Token: token, TLS: side, Source: b.agent.Teller(i), Log: log,
-			Hello: &wire.Hello{Endpoint: at.String(), Readings: true, Blocks: !f.noEvents},
+			Hello: &wire.Hello{Endpoint: at.String(), Readings: true, Blocks: !f.noEvents, Probes: f.probes()},
 		})
 	}
 	if !f.noGPU {
@@ -154,6 +161,23 @@ func newBeside(f *agentFlags, log *slog.Logger) (*beside, error) {
 		}
 	}
 	return b, nil
+}
+
+// probes says whether the engine is probed.
+func (f *agentFlags) probes() bool { return f.probe.Interval.Duration != 0 }
+
+// checkProbe says what is wrong with the times of probes, nil for nothing.
+func (f *agentFlags) checkProbe() error {
+	if !f.probes() {
+		return nil
+	}
+	if d := f.probe.Interval.Duration; d < config.MinProbeInterval || d > config.MaxProbeInterval {
+		return fmt.Errorf("--probe-interval: %q is not 0 or %v to %v", d, config.MinProbeInterval, config.MaxProbeInterval)
+	}
+	if d := f.probe.Timeout.Duration; d < config.MinProbeTimeout || d > config.MaxProbeTimeout {
+		return fmt.Errorf("--probe-timeout: %q is not %v to %v", d, config.MinProbeTimeout, config.MaxProbeTimeout)
+	}
+	return nil
 }
 
 // clientTLS is our side of TLS, as its files say at each handshake; nil where none is
@@ -214,6 +238,10 @@ func (b *beside) run(ctx context.Context) error {
 	}
 	if !b.flags.noEvents {
 		wg.Go(func() { b.hear(ctx, client) })
+	}
+	if b.flags.probes() {
+		p := &probe.Prober{Client: client, Interval: b.flags.probe.Interval.Duration, Timeout: b.flags.probe.Timeout.Duration, Log: b.log}
+		wg.Go(func() { _ = p.Run(ctx, probe.Target{Address: b.address, Model: b.agent.BaseModel}, b.agent) }) // ends with ctx
 	}
 	_ = readers.Run(ctx, scrape.Target{Address: b.address}, b.agent) // ends with ctx
 	wg.Wait()

@@ -8,11 +8,15 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -114,6 +118,107 @@ func TestAgent(t *testing.T) {
 	r.atRest()
 }
 
+// agentOf runs an agent beside an engine at address, for the rig's picker, until
+// stop is called. Its log goes to the rig's.
+func (r *rig) agentOf(address string, f agentFlags) (stop func()) {
+	r.t.Helper()
+	f.engine, f.pickers, f.plaintext, f.noGPU = "http://"+address, []string{r.at.reports}, true, true
+	f.tokenFile = r.sys.cfg.Reports.TokenFile
+	probes := f.probe
+	f.probe.Interval.Duration = 0 // a test probes more often than the flags allow
+	b, err := newBeside(&f, slog.New(slog.NewJSONHandler(r.log, nil)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	f.probe = probes
+	b.clients[0].Hello.Probes = f.probes()
+	ctx, cancel := context.WithCancel(r.ctx)
+	ended := make(chan error)
+	go func() { ended <- b.run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+// reports lets a rig's picker take reports, every 200 ms at least.
+func reports(t *testing.T) func(c *config.Config) {
+	secret := file(t, "token", []byte("0123456789abcdef\n"))
+	return func(c *config.Config) {
+		c.Listen.Reports, c.TLS.Insecure = "127.0.0.1:0", true
+		c.Reports = config.Reports{TokenFile: secret, PodReportIntervalMs: 200}
+	}
+}
+
+// TestAgentProbes: the engine answers its page and no request. The agent's probes
+// tell, and nothing else does; while they come the picker makes none. When the
+// agent has gone, so has what its probes said.
+func TestAgentProbes(t *testing.T) {
+	take := reports(t)
+	r := newRig(t, options{engines: 2, config: func(c *config.Config, _ []*epptest.Engine) { take(c) }})
+	stop := r.agentOf(r.engine("A").Address(), agentFlags{probe: config.Probe{
+		Interval: config.Duration{Duration: 50 * time.Millisecond}, Timeout: config.Duration{Duration: time.Second},
+	}})
+	r.until("the agent has probed", func() bool { return r.state("A").Signals.Agent && r.engine("A").Requests() > 0 })
+	src, _ := r.sys.sources.Load(r.engine("A").Address())
+	if !src.(*source).probes.isAgents() {
+		t.Error("the picker's own probes have not ended")
+	}
+	if got := r.state("A").Signals.Health; got != 1 {
+		t.Errorf("health %v after a good probe", got)
+	}
+	r.engine("A").SetFault(epptest.Fault{Status: 500})
+	r.until("A has failed", func() bool { return r.state("A").Signals.Health == 0 })
+	if got := r.state("A").Signals.HealthReason; got != epp.ProbeFailed {
+		t.Errorf("reason %q", got)
+	}
+	for range 5 {
+		if p := r.must([]message{user("hello")}, 1); p.servedBy != "B" {
+			t.Errorf("served by %s", p.servedBy)
+		}
+	}
+	stop()
+	r.until("A is back", func() bool { return r.state("A").Signals.Health >= 0.5 })
+	r.atRest()
+}
+
+// TestAgentOfSeveralRanks: an agent reports for an engine of one rank. For one of
+// several it is refused with the reason, on both sides, and the picker goes on
+// reading the ranks for itself.
+func TestAgentOfSeveralRanks(t *testing.T) {
+	engines := newRig(t, options{engines: 2}).engines // to be ranks
+	defer http.DefaultClient.CloseIdleConnections()
+	front := newManyRanks(t, engines...)
+	address := strings.TrimPrefix(front.URL, "http://")
+	take := reports(t)
+	r := newRig(t, options{unsettled: true, config: func(c *config.Config, _ []*epptest.Engine) {
+		take(c)
+		c.Pool.Endpoints = []config.Endpoint{{Name: "pod", Address: address}}
+	}})
+	r.until("both ranks are known", func() bool { return len(r.sys.fleet.Snapshot()) == 2 && r.sys.settled() })
+	stop := r.agentOf(address, agentFlags{})
+	defer stop()
+	want := fmt.Sprintf("endpoint: %q has 2 data-parallel ranks; an agent reports for an engine of one", address)
+	r.until("both sides have said so", func() bool {
+		for _, msg := range []string{"report stream refused", "agent: no picker"} {
+			if !slices.ContainsFunc(r.log.find(msg, ""), func(l map[string]any) bool { return strings.Contains(l["error"].(string), want) }) {
+				return false
+			}
+		}
+		return true
+	})
+	if n := r.metric("epp_agent_reports_total", `result="refused"`); n == 0 {
+		t.Error("no refusal is counted")
+	}
+	for _, s := range r.sys.fleet.Snapshot() {
+		if s.Signals.Agent {
+			t.Errorf("%s is an agent's", s.Endpoint.Name)
+		}
+	}
+}
+
 // Flags that can't be right are refused with what would be.
 func TestAgentFlags(t *testing.T) {
 	short := file(t, "token", []byte("short"))
@@ -129,6 +234,8 @@ func TestAgentFlags(t *testing.T) {
 		`--replay: "10.0.0.7:5558" has no events to replay; set --events too`:                                 func(f *agentFlags) { f.replay = "10.0.0.7:5558" },
 		`--plaintext: leaves --ca, --cert and --key unused; remove one or the other`:                          func(f *agentFlags) { f.ca = "x" },
 		`--token-file: "` + short + `" holds no token; want at least 16 printable characters without a blank`: func(f *agentFlags) { f.tokenFile = short },
+		`--probe-interval: "20ms" is not 0 or 1s to 10m0s`:                                                    func(f *agentFlags) { f.probe.Interval.Duration = 20 * time.Millisecond },
+		`--probe-timeout: "2m0s" is not 100ms to 1m0s`:                                                        func(f *agentFlags) { f.probe.Interval.Duration, f.probe.Timeout.Duration = time.Second, 2*time.Minute },
 		`--value: values: "" has 0 bytes and its value 1; want 1 to 256, and at most 256`:                     func(f *agentFlags) { f.values = map[string]string{"": "x"} },
 	} {
 		f := good()

@@ -137,7 +137,11 @@ func (f *follower) read(ctx context.Context, rank int) {
 	s, k, e := f.s, f.sinks[rank], f.e
 	name := k.Endpoint().Rank
 	if s.probers != nil {
-		wg.Go(func() { _ = s.probers.Run(ctx, probe.Target{Address: e.Address, Rank: name, Model: k.baseModel}, k) }) // ends with ctx
+		wg.Go(func() {
+			f.from[rank].probes.run(ctx, func(ctx context.Context) {
+				_ = s.probers.Run(ctx, probe.Target{Address: e.Address, Rank: name, Model: k.baseModel}, k) // ends with ctx
+			})
+		})
 	}
 	if url := dcgm(e); url != "" {
 		t := scrape.GPUTarget{URL: url, GPUs: e.GPU.GPUs, Pod: e.Name}

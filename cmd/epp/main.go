@@ -7,6 +7,8 @@
 //	epp envoy-config            an Envoy configuration for the pool
 //	epp probe ADDRESS           what of an engine is understood, and what is not
 //	epp sim --trace FILE        the picker on a recorded trace, against simulated engines
+//	epp replay FILE             recorded decisions again, by their own settings or others
+//	epp tune --trace FILE       better weights for a trace, if that can be proved
 //	epp version
 package main
 
@@ -51,7 +53,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().String("log-level", "", "error, warn, info, debug or trace (default: EPP_LOG_LEVEL, else the configuration's)")
-	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), simCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(), serveCommand(), agentCommand(), envoyConfigCommand(), probeCommand(), simCommand(), replayCommand(), tuneCommand(), versionCommand())
 	return cmd
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"epp.internal/epp/engine"
 	"epp.internal/epp/sim"
@@ -38,7 +40,8 @@ for each policy: an hour of traffic takes seconds. The picker that decides is th
 that serves; what is simulated is the engines, the network and time. The same flags
 give the same figures.
 
-A trace is a file (Mooncake's JSONL or Azure's CSV, gzip'd or not) or generated:` + workloads.String() + `
+A trace is a file (Mooncake's JSONL, Azure's CSV, a file of log.decisions, vLLM's log of
+requests or OpenAI requests in JSONL, gzip'd or not) or generated:` + workloads.String() + `
 
 Policies, or all:` + policies.String() + `
 
@@ -51,12 +54,20 @@ kinds are crash, restart, slow, hang, ecc, up and down.`,
 		},
 	}
 	f := cmd.Flags()
+	s.flags(f)
+	f.StringVar(&s.part, "part", "0:1", "which part of the trace to run, as shares of its time: 0:0.75")
+	f.StringSliceVar(&s.policies, "policy", []string{"weighted", "least-conn"}, "policies, or all")
+	f.StringVar(&s.html, "html", "", "write a page with plots to this file, too")
+	f.BoolVar(&s.json, "json", false, "print one JSON array, an object for each policy")
+	return cmd
+}
+
+// flags are those that say what to simulate: the trace and the fleet.
+func (s *simulation) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.trace, "trace", "", "the trace, a file")
 	f.StringVar(&s.workload.Kind, "generate", "", "generate a trace of this kind instead")
 	f.IntVar(&s.workload.Requests, "requests", 0, fmt.Sprintf("requests to generate (default %d)", trace.DefaultRequests))
 	f.Float64Var(&s.workload.Rate, "rate", 0, "requests a second to generate (default the kind's own)")
-	f.StringVar(&s.part, "part", "0:1", "which part of the trace to run, as shares of its time: 0:0.75")
-	f.StringSliceVar(&s.policies, "policy", []string{"weighted", "least-conn"}, "policies, or all")
 	f.StringSliceVar(&s.profiles, "profile", []string{engine.Profiles[0].Name}, "the engines' hardware; of several the endpoints have each in turn")
 	f.IntVar(&s.cfg.Endpoints, "pods", 8, "endpoints")
 	f.IntVar(&s.kvTokens, "kv-tokens", 0, "tokens that each engine's KV cache holds (default the profile's)")
@@ -67,8 +78,6 @@ kinds are crash, restart, slow, hang, ecc, up and down.`,
 	f.Float64Var(&s.cfg.EventLoss, "event-loss", 0, "share of KV-event messages that are lost, 0–1")
 	f.StringArrayVar(&s.faults, "fault", nil, "what goes wrong, and when; may be given again")
 	f.Uint64Var(&s.cfg.Seed, "seed", 1, "where all chance comes from")
-	f.BoolVar(&s.json, "json", false, "print one JSON array, an object for each policy")
-	return cmd
 }
 
 // simulation is one call of the command.
@@ -82,6 +91,7 @@ type simulation struct {
 	kvTokens int
 	faults   []string
 	json     bool
+	html     string
 	cfg      sim.Config
 }
 
@@ -102,6 +112,7 @@ func (s *simulation) run(ctx context.Context) error {
 	}
 	results := []simResult{}
 	var rows []sim.Summary
+	var runs []*sim.Result
 	for i, name := range s.policies {
 		cfg := s.cfg
 		cfg.Policy = name
@@ -112,12 +123,19 @@ func (s *simulation) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		r.Decisions = nil // a record holds its whole fleet
+		runs = append(runs, r)
 		sum := r.Summary()
 		rows = append(rows, sum)
 		results = append(results, simResult{
 			Policy: name, Seed: s.cfg.Seed, HitShare: sum.HitShare, MeanTTFTMillis: millis(sum.MeanTTFT),
 			P99TTFTMillis: millis(sum.P99TTFT), MeanE2EMillis: millis(sum.MeanE2E), Failed: sum.Failed,
 		})
+	}
+	if s.html != "" {
+		if err := s.page(runs); err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
 	}
 	if s.json {
 		e := json.NewEncoder(s.out)
@@ -142,17 +160,7 @@ func (s *simulation) prepare() error {
 	if len(s.policies) == 0 {
 		return errors.New("--policy: is empty: name one, or all")
 	}
-	if err := s.engines(); err != nil {
-		return err
-	}
-	for _, text := range s.faults {
-		f, err := sim.ParseFault(text)
-		if err != nil {
-			return fmt.Errorf("--fault: %w", err)
-		}
-		s.cfg.Faults = append(s.cfg.Faults, f)
-	}
-	t, err := s.load()
+	t, err := s.world()
 	if err != nil {
 		return err
 	}
@@ -162,6 +170,21 @@ func (s *simulation) prepare() error {
 	}
 	s.cfg.Trace = t.Part(from, to)
 	return nil
+}
+
+// world makes the fleet's flags into cfg, and reads the trace.
+func (s *simulation) world() (*trace.Trace, error) {
+	if err := s.engines(); err != nil {
+		return nil, err
+	}
+	for _, text := range s.faults {
+		f, err := sim.ParseFault(text)
+		if err != nil {
+			return nil, fmt.Errorf("--fault: %w", err)
+		}
+		s.cfg.Faults = append(s.cfg.Faults, f)
+	}
+	return s.load()
 }
 
 // engines makes the profiles into engines.
@@ -229,16 +252,29 @@ func parsePart(text string) (from, to float64, err error) {
 	return from, to, nil
 }
 
+// note says what was simulated.
+func (s *simulation) note() string {
+	return fmt.Sprintf("%d requests; %d endpoints of %s, read every %v, seed %d",
+		len(s.cfg.Trace.Requests), s.cfg.Endpoints, strings.Join(s.profiles, ", "), s.cfg.ReportEvery, s.cfg.Seed)
+}
+
+// page writes the report with plots.
+func (s *simulation) page(runs []*sim.Result) error {
+	var b bytes.Buffer
+	if err := sim.WritePage(&b, s.cfg.Trace.Name, s.note(), runs); err != nil {
+		return err
+	}
+	return os.WriteFile(s.html, b.Bytes(), 0o644)
+}
+
 // table prints the figures.
 func (s *simulation) table(rows []sim.Summary) error {
-	t := s.cfg.Trace
-	fmt.Fprintf(s.out, "%s: %d requests; %d endpoints of %s, read every %v, seed %d\n\n",
-		t.Name, len(t.Requests), s.cfg.Endpoints, strings.Join(s.profiles, ", "), s.cfg.ReportEvery, s.cfg.Seed)
+	fmt.Fprintf(s.out, "%s: %s\n\n", s.cfg.Trace.Name, s.note())
 	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "policy\thit %\tTTFT mean ms\tp50\tp99\tE2E mean ms\tp99\tfailed\t")
+	fmt.Fprintln(w, "policy\thit %\tTTFT mean ms\tp50\tp99\tE2E mean ms\tp99\tfailed\t$ per 1,000\t")
 	for i, r := range rows {
-		fmt.Fprintf(w, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t\n", s.policies[i], 100*r.HitShare,
-			millis(r.MeanTTFT), millis(r.P50TTFT), millis(r.P99TTFT), millis(r.MeanE2E), millis(r.P99E2E), r.Failed)
+		fmt.Fprintf(w, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t%.2f\t\n", s.policies[i], 100*r.HitShare,
+			millis(r.MeanTTFT), millis(r.P50TTFT), millis(r.P99TTFT), millis(r.MeanE2E), millis(r.P99E2E), r.Failed, r.DollarsPer1000)
 	}
 	return w.Flush()
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -57,7 +59,8 @@ func TestSimJSON(t *testing.T) {
 
 // TestSimTable shows the head of the table, with two profiles in turn.
 func TestSimTable(t *testing.T) {
-	got, err := simulate(t, "--trace", "../../trace/testdata/mooncake_conversation_head.jsonl", "--pods", "2", "--policy", "round-robin", "--profile", "a100-8b,h100-8b", "--part", "0:0.5")
+	page := filepath.Join(t.TempDir(), "sim.html")
+	got, err := simulate(t, "--html", page, "--trace", "../../trace/testdata/mooncake_conversation_head.jsonl", "--pods", "2", "--policy", "round-robin", "--profile", "a100-8b,h100-8b", "--part", "0:0.5")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +68,9 @@ func TestSimTable(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
+	}
+	if data, err := os.ReadFile(page); err != nil || !strings.Contains(string(data), "27 requests; 2 endpoints") {
+		t.Errorf("page %.200s, error %v", data, err)
 	}
 }
 

@@ -22,6 +22,7 @@ type source struct {
 	interval time.Duration
 	page     part
 	events   part
+	probes   part
 	left     chan struct{} // closed when the endpoint leaves
 	// ranks is how many endpoints are behind the address; an agent reports for one.
 	ranks int
@@ -126,7 +127,7 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 	}
 	src.sink.Agent(true)
 	feed := report.Feed{
-		Readings: src.sink, Models: src.sink.Models, Blocks: src.sink, Done: src.left,
+		Readings: src.sink, Models: src.sink.Models, Blocks: src.sink, Health: src.sink, Done: src.left,
 		Values: func(values map[string]string) {
 			src.sink.log.Debug("agent's values", "values", values)
 		},
@@ -134,6 +135,9 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 			src.sink.Agent(false)
 			if !src.dcgm {
 				src.sink.GPUUntil(time.Now(), last.Add(report.Silent*src.interval))
+			}
+			if o.Probes {
+				src.sink.Unprobed(time.Now())
 			}
 			for _, t := range src.parts(o) {
 				t.give(last.Add(report.Silent * src.interval))
@@ -148,7 +152,6 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 			src.sink.Restarted()
 		}
 	}
-	feed.Health, _ = any(src.sink.Member).(report.Health)
 	if src.dcgm {
 		feed.Health = withoutGPU{feed.Health}
 	}
@@ -167,6 +170,9 @@ func (src *source) parts(o report.Opening) (parts []*part) {
 	}
 	if o.Blocks {
 		parts = append(parts, &src.events)
+	}
+	if o.Probes {
+		parts = append(parts, &src.probes)
 	}
 	return parts
 }

@@ -48,6 +48,7 @@ type system struct {
 	probers *probe.Prober // nil: nobody has asked for probes
 	client  *http.Client
 	ring    *decision.Ring
+	journal *journal // nil where none is kept, and before run
 	sources sync.Map // by address: the *source of each endpoint of the pool
 
 	// untried counts the endpoints whose page was not asked for yet, reached those
@@ -93,16 +94,18 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
 		MaxPromptBytes: int(cfg.Limits.PromptBytes),
 		Learn:          cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
-		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log,
+		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log, Predict: cfg.Log.Decisions != "",
 		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes), ForwardEncoded: cfg.ForwardEncoded,
 		Hooks: picker.Hooks{
-			Decided: func(rec *decision.Record) {
+			Decided: func(rec *decision.Record, chain []uint64) {
 				s.metrics.Decision(rec)
+				s.journal.decided(rec, chain)
 				w.decided(rec)
 				w.changed()
 			},
 			Ended: func(e *picker.Ending) {
 				s.metrics.Ended(e)
+				s.journal.ended(e)
 				w.changed()
 			},
 			Asked: s.metrics.Asked,
@@ -188,6 +191,7 @@ func (s *system) snapshot() metrics.Snapshot {
 	snap := metrics.Snapshot{
 		MaxQueue: s.policy.Settings.MaxQueue, IndexBlocks: s.index.Nodes(), IndexBytes: s.index.Bytes(),
 		OwnBlocks: s.picker.OwnBlocks(), RingBytes: s.ring.Bytes(), BookingsBound: s.fleet.Ledger().Bound,
+		DecisionsDropped: s.journal.lost(),
 	}
 	for _, st := range s.fleet.Snapshot() {
 		queue, health, stale := s.policy.Seen(&st.Signals, now)
@@ -209,18 +213,21 @@ type addresses struct{ proxy, metrics, extproc, health, reports string }
 
 // run serves until ctx ends, then drains. ready is called once all listen.
 func (s *system) run(ctx context.Context, ready func(addresses)) error {
+	var err error
+	if s.journal, err = openJournal(s.cfg.Log.Decisions, int64(s.cfg.Log.DecisionsBytes), s.log); err != nil {
+		return err
+	}
 	var ls [5]listener
 	at := s.cfg.Listen
 	for i, a := range [...]struct{ setting, address string }{
 		{"listen.proxy", at.Proxy}, {"listen.metrics", at.Metrics}, {"listen.extProc", at.ExtProc}, {"listen.health", at.Health},
 		{"listen.reports", at.Reports},
 	} {
-		var err error
 		if ls[i], err = listen(a.setting, a.address); err != nil {
 			for _, l := range ls[:i] {
 				err = errors.Join(err, l.close())
 			}
-			return err
+			return errors.Join(err, s.journal.close())
 		}
 	}
 	follow, stop := context.WithCancel(context.Background())
@@ -237,7 +244,6 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 		ls[i].serve(&wg, serve, failed)
 	}
 	ready(addresses{ls[0].address(), ls[1].address(), ls[2].address(), ls[3].address(), ls[4].address()})
-	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -249,7 +255,7 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	stop()
 	wg.Wait()
 	s.client.CloseIdleConnections()
-	return err
+	return errors.Join(err, s.journal.close())
 }
 
 // drain lets what is under way end: both ways in say that they are leaving, take

@@ -302,9 +302,11 @@ type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ip:port of the endpoint, as the pool names it.
 	Endpoint string `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// Whether the agent reports readings of the engine's page, and its blocks.
+	// Whether the agent reports readings of the engine's page, its blocks, and
+	// probes of its own.
 	Readings      bool `protobuf:"varint,2,opt,name=readings,proto3" json:"readings,omitempty"`
 	Blocks        bool `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Probes        bool `protobuf:"varint,4,opt,name=probes,proto3" json:"probes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -356,6 +358,13 @@ func (x *Hello) GetReadings() bool {
 func (x *Hello) GetBlocks() bool {
 	if x != nil {
 		return x.Blocks
+	}
+	return false
+}
+
+func (x *Hello) GetProbes() bool {
+	if x != nil {
+		return x.Probes
 	}
 	return false
 }
@@ -489,6 +498,7 @@ type Reading struct {
 	CachedTokens      *float64 `protobuf:"fixed64,13,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
 	FirstTokenSeconds *float64 `protobuf:"fixed64,14,opt,name=first_token_seconds,json=firstTokenSeconds,proto3,oneof" json:"first_token_seconds,omitempty"`
 	Asleep            bool     `protobuf:"varint,15,opt,name=asleep,proto3" json:"asleep,omitempty"`
+	GeneratedTokens   *float64 `protobuf:"fixed64,16,opt,name=generated_tokens,json=generatedTokens,proto3,oneof" json:"generated_tokens,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -626,6 +636,13 @@ func (x *Reading) GetAsleep() bool {
 		return x.Asleep
 	}
 	return false
+}
+
+func (x *Reading) GetGeneratedTokens() float64 {
+	if x != nil && x.GeneratedTokens != nil {
+		return *x.GeneratedTokens
+	}
+	return 0
 }
 
 type Models struct {
@@ -814,6 +831,7 @@ type Probe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Failed        string                 `protobuf:"bytes,1,opt,name=failed,proto3" json:"failed,omitempty"`  // empty: well
 	Slowly        bool                   `protobuf:"varint,2,opt,name=slowly,proto3" json:"slowly,omitempty"` // it took more than half of its time
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"` // from 1; a snapshot repeats the last one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -860,6 +878,13 @@ func (x *Probe) GetSlowly() bool {
 		return x.Slowly
 	}
 	return false
+}
+
+func (x *Probe) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 type Values struct {
@@ -932,11 +957,12 @@ const file_report_proto_rawDesc = "" +
 	" \x01(\v2\x12.epp.report.v1.GPUR\x03gpu\x12*\n" +
 	"\x05probe\x18\v \x01(\v2\x14.epp.report.v1.ProbeR\x05probe\x12-\n" +
 	"\x06values\x18\f \x01(\v2\x15.epp.report.v1.ValuesR\x06values\x12\x1a\n" +
-	"\brestarts\x18\r \x01(\x04R\brestarts\"W\n" +
+	"\brestarts\x18\r \x01(\x04R\brestarts\"o\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x1a\n" +
 	"\breadings\x18\x02 \x01(\bR\breadings\x12\x16\n" +
-	"\x06blocks\x18\x03 \x01(\bR\x06blocks\"\xb1\x02\n" +
+	"\x06blocks\x18\x03 \x01(\bR\x06blocks\x12\x16\n" +
+	"\x06probes\x18\x04 \x01(\bR\x06probes\"\xb1\x02\n" +
 	"\n" +
 	"BlockEvent\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.epp.report.v1.BlockEvent.KindR\x04kind\x12\x14\n" +
@@ -953,7 +979,7 @@ const file_report_proto_rawDesc = "" +
 	"\x06STORED\x10\x01\x12\v\n" +
 	"\aREMOVED\x10\x02\x12\v\n" +
 	"\aCLEARED\x10\x03B\t\n" +
-	"\a_age_ms\"\xc4\x04\n" +
+	"\a_age_ms\"\x89\x05\n" +
 	"\aReading\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\rR\x05ageMs\x12\x16\n" +
@@ -970,7 +996,8 @@ const file_report_proto_rawDesc = "" +
 	"\rprompt_tokens\x18\f \x01(\x01H\x03R\fpromptTokens\x88\x01\x01\x12(\n" +
 	"\rcached_tokens\x18\r \x01(\x01H\x04R\fcachedTokens\x88\x01\x01\x123\n" +
 	"\x13first_token_seconds\x18\x0e \x01(\x01H\x05R\x11firstTokenSeconds\x88\x01\x01\x12\x16\n" +
-	"\x06asleep\x18\x0f \x01(\bR\x06asleepB\n" +
+	"\x06asleep\x18\x0f \x01(\bR\x06asleep\x12.\n" +
+	"\x10generated_tokens\x18\x10 \x01(\x01H\x06R\x0fgeneratedTokens\x88\x01\x01B\n" +
 	"\n" +
 	"\b_waitingB\n" +
 	"\n" +
@@ -978,7 +1005,8 @@ const file_report_proto_rawDesc = "" +
 	"\t_kv_usageB\x10\n" +
 	"\x0e_prompt_tokensB\x10\n" +
 	"\x0e_cached_tokensB\x16\n" +
-	"\x14_first_token_seconds\"6\n" +
+	"\x14_first_token_secondsB\x13\n" +
+	"\x11_generated_tokens\"6\n" +
 	"\x06Models\x12,\n" +
 	"\x06models\x18\x01 \x03(\v2\x14.epp.report.v1.ModelR\x06models\"R\n" +
 	"\x05Model\x12\x12\n" +
@@ -995,10 +1023,11 @@ const file_report_proto_rawDesc = "" +
 	"\f_utilizationB\t\n" +
 	"\a_memoryB\x0e\n" +
 	"\f_temperatureB\x14\n" +
-	"\x12_double_bit_errors\"7\n" +
+	"\x12_double_bit_errors\"O\n" +
 	"\x05Probe\x12\x16\n" +
 	"\x06failed\x18\x01 \x01(\tR\x06failed\x12\x16\n" +
-	"\x06slowly\x18\x02 \x01(\bR\x06slowly\"~\n" +
+	"\x06slowly\x18\x02 \x01(\bR\x06slowly\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\"~\n" +
 	"\x06Values\x129\n" +
 	"\x06values\x18\x01 \x03(\v2!.epp.report.v1.Values.ValuesEntryR\x06values\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +

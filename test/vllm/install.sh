@@ -46,8 +46,8 @@ packages=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"
 mkdir -p "$packages/vllm-$version+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$packages/vllm-$version+cpu.dist-info/METADATA"
 
-# Without compiled modules each start compiles some 6,000 of them in three
-# processes. Some packages hold files that are not for this Python.
+# Without compiled modules each start compiles some 6,000 of them in each
+# process. Some packages hold files that are not for this Python.
 env -u PYTHONDONTWRITEBYTECODE "$python" -m compileall -q -j 0 "$packages" >/dev/null 2>&1 || true
 
 "$dir/venv/bin/vllm" --help >/dev/null 2>&1 || die "the command vllm does not run"

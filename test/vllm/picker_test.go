@@ -31,19 +31,23 @@ const settlePatience = 5 * time.Second
 type line struct {
 	Msg, Level                           string
 	Time                                 time.Time
-	RequestID, Pod, Proxy, Metrics       string
+	RequestID, Pod                       string
+	Proxy, Metrics, Reports              string
+	Endpoint                             string
 	MatchedBlocks, PromptTokens, Attempt int
 	MatchRatio                           float64
 	PredictedTokens, CachedTokens        int
 	Outcome, Reason, TokenNote           string
 }
 
-// picker is epp serve as a process.
-type picker struct {
-	t            *testing.T
-	ctx          context.Context
-	url, metrics string
-	client       *http.Client
+// process is a command epp that runs, and what it logs.
+type process struct {
+	t   *testing.T
+	ctx context.Context
+
+	cmd  *exec.Cmd
+	read chan struct{} // closed when its log has ended
+	once sync.Once     // ends it
 
 	mu    sync.Mutex // guards the following fields
 	lines []line
@@ -51,54 +55,96 @@ type picker struct {
 	raw   strings.Builder
 }
 
-// startPicker starts the picker before endpoints, each a line of YAML, and
-// returns when it knows all of them: their pages, their models, their blocks.
-func startPicker(t *testing.T, endpoints ...string) *picker {
+// startProcess starts epp with args; it is stopped at the test's end, if not
+// before.
+func startProcess(t *testing.T, args ...string) *process {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience+startPatience)
-	p := &picker{t: t, ctx: ctx, next: make(chan struct{}), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	p := &process{t: t, ctx: ctx, cmd: exec.Command(command, args...), read: make(chan struct{}), next: make(chan struct{})}
+	stderr, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.read)
+		p.readLog(stderr)
+	}()
+	t.Cleanup(func() {
+		p.stop()
+		cancel()
+		if t.Failed() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			t.Logf("the log of epp %s:\n%s", args[0], p.raw.String())
+		}
+	})
+	return p
+}
+
+// stop ends the process and waits for that.
+func (p *process) stop() {
+	p.once.Do(func() {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		<-p.read
+		if err := p.cmd.Wait(); err != nil {
+			p.t.Errorf("epp ended with %v", err)
+		}
+	})
+}
+
+// picker is epp serve as a process.
+type picker struct {
+	*process
+	url, metrics string
+	reports      string // where it takes reports; empty: nowhere
+	client       *http.Client
+}
+
+// settings are what a test's picker has besides endpoints.
+type settings struct {
+	more    string // lines of YAML
+	reports string // where agents report, host:port; empty: nowhere
+}
+
+// startPicker starts the picker before endpoints, each a line of YAML.
+func startPicker(t *testing.T, endpoints ...string) *picker {
+	t.Helper()
+	return startPickerWith(t, settings{}, endpoints...)
+}
+
+// token is what agents show.
+const token = "0123456789abcdef"
+
+// startPickerWith starts the picker with settings.
+func startPickerWith(t *testing.T, s settings, endpoints ...string) *picker {
+	t.Helper()
+	dir := t.TempDir()
 	text := "pool:\n  endpoints:\n"
 	for _, e := range endpoints {
 		text += "    - " + e + "\n"
 	}
 	text += fmt.Sprintf("tokenizer: {path: %q}\n", pool.files.model) +
-		"listen: {proxy: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\", extProc: \"\", health: \"\"}\n" +
-		"timeouts: {drain: 100ms, finish: 10s}\n"
-	file := filepath.Join(t.TempDir(), "epp.yaml")
+		fmt.Sprintf("listen: {proxy: \"127.0.0.1:0\", metrics: \"127.0.0.1:0\", extProc: \"\", health: \"\", reports: %q}\n", s.reports) +
+		"timeouts: {drain: 100ms, finish: 10s}\n" + s.more
+	if s.reports != "" {
+		text += fmt.Sprintf("tls: {insecure: true}\nreports: {tokenFile: %q}\n", tokenFile(t))
+	}
+	file := filepath.Join(dir, "epp.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(command, "serve", "--config", file, "--log-level", "trace")
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
+	p := &picker{
+		process: startProcess(t, "serve", "--config", file, "--log-level", "trace"),
+		client:  &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}},
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		p.read(stderr)
-	}()
-	t.Cleanup(func() {
-		p.client.CloseIdleConnections()
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-		<-read
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the picker ended with %v", err)
-		}
-		cancel()
-		if t.Failed() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			t.Logf("the picker's log:\n%s", p.raw.String())
-		}
-	})
+	t.Cleanup(p.client.CloseIdleConnections)
 	p.until("it serves", func(log []line) bool {
 		for _, l := range log {
 			if l.Msg == "serving" {
-				p.url, p.metrics = "http://"+l.Proxy, "http://"+l.Metrics
+				p.url, p.metrics, p.reports = "http://"+l.Proxy, "http://"+l.Metrics, l.Reports
 			}
 		}
 		return p.url != ""
@@ -133,9 +179,9 @@ func (p *picker) untilModels(names ...string) {
 	})
 }
 
-// read keeps what the picker logs, but for TRACE's lines about pages, which come
+// readLog keeps what is logged, but for TRACE's lines about pages, which come
 // five times a second and only wake who waits.
-func (p *picker) read(r io.Reader) {
+func (p *process) readLog(r io.Reader) {
 	for lines := bufio.NewReader(r); ; {
 		text, err := lines.ReadString('\n')
 		if err != nil {
@@ -156,10 +202,10 @@ func (p *picker) read(r io.Reader) {
 	}
 }
 
-// until waits until ok likes the log so far. It looks again with each of the
-// picker's lines: there is one with each page that it reads of an engine, so one
+// until waits until ok likes the log so far. It looks again with each of its
+// lines: in a picker's there is one with each page that it reads of an engine, so one
 // that waits for what shows elsewhere wakes, too.
-func (p *picker) until(what string, ok func(log []line) bool) {
+func (p *process) until(what string, ok func(log []line) bool) {
 	p.t.Helper()
 	for {
 		p.mu.Lock()
@@ -213,7 +259,7 @@ func (p *picker) blocks(name string) int {
 }
 
 // find waits for the line with the message of a request.
-func (p *picker) find(msg, id string) (found line) {
+func (p *process) find(msg, id string) (found line) {
 	p.t.Helper()
 	p.until(msg+" "+id, func(log []line) bool {
 		for _, l := range log {

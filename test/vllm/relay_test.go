@@ -15,6 +15,7 @@ import (
 // messages back.
 type relay struct {
 	address string
+	gate    sync.Mutex // held while messages wait
 
 	mu     sync.Mutex // guards the following fields
 	drop   int        // so many of the next ones
@@ -48,6 +49,8 @@ func newRelay(t *testing.T, e *engine) *relay {
 			if r.keeps() {
 				continue
 			}
+			r.gate.Lock()
+			r.gate.Unlock() //nolint:staticcheck // it is only passed through
 			if err := pub.Send(m); err != nil && ctx.Err() == nil {
 				t.Errorf("relay: %v", err)
 			}
@@ -60,6 +63,14 @@ func newRelay(t *testing.T, e *engine) *relay {
 		<-done
 	})
 	return r
+}
+
+// hold lets messages wait until release is called, in their order.
+func (r *relay) hold(t *testing.T) (release func()) {
+	r.gate.Lock()
+	release = sync.OnceFunc(r.gate.Unlock)
+	t.Cleanup(release)
+	return release
 }
 
 // keeps counts a message and reports whether it is kept back.
