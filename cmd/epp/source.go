@@ -133,11 +133,11 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 		},
 		Close: func(last time.Time) {
 			src.sink.Agent(false)
-			if !src.dcgm {
-				src.sink.GPUUntil(time.Now(), last.Add(report.Silent*src.interval))
-			}
 			if o.Probes {
 				src.sink.Unprobed(time.Now())
+			}
+			if !src.dcgm {
+				src.sink.GPUUntil(time.Now(), last.Add(report.Silent*src.interval))
 			}
 			for _, t := range src.parts(o) {
 				t.give(last.Add(report.Silent * src.interval))
