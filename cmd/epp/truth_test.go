@@ -15,7 +15,7 @@ import (
 // of it comes after the decision that counted on them. Then that decision is
 // counted, once; one that was made before the eviction is not.
 func TestStaleRoutingIsCounted(t *testing.T) {
-	staleRouting(t, newRig(t, options{engines: 1, engine: fewBlocks}))
+	staleRouting(t, newRig(t, options{engines: 1, engine: fewBlocks}), func() {})
 }
 
 // TestStaleRoutingBehindAnAgent: the same, where the endpoint's agent hears its
@@ -37,7 +37,10 @@ func TestStaleRoutingBehindAnAgent(t *testing.T) {
 	go func() { ended <- b.run(ctx) }()
 	r.until("the agent reports", func() bool { return r.state("A").Signals.Agent && !r.state("A").Signals.Incomplete })
 	before := r.metric("epp_kv_events_total", "BlockRemoved")
-	staleRouting(t, r)
+	staleRouting(t, r, func() { // longer than a report is on its way, by which an age is too little
+		taken := r.metric("epp_agent_reports_total")
+		r.until("some reports have come", func() bool { return r.metric("epp_agent_reports_total") >= taken+3 })
+	})
 	if n := r.metric("epp_kv_events_total", "BlockRemoved"); n <= before {
 		t.Errorf("%v removals counted, %v before", n, before)
 	}
@@ -58,7 +61,9 @@ func fewBlocks(_ int, c *epptest.EngineConfig) {
 	c.Engine = engine.Config{Profile: c.Engine.Profile, Blocks: 64}
 }
 
-func staleRouting(t *testing.T, r *rig) {
+// staleRouting is the story of both; pass lets time pass between the eviction and the
+// decision.
+func staleRouting(t *testing.T, r *rig, pass func()) {
 	a := r.engine("A")
 	x := []message{user(words(1, 400))}
 	r.must(x, 1)
@@ -71,6 +76,7 @@ func staleRouting(t *testing.T, r *rig) {
 	for i := range 3 { // evicts the prompt
 		direct(t, r, a, words(uint64(10+i), 600))
 	}
+	pass()
 	p := r.must(x, 1)
 	if _, cached := p.usage(); cached != 0 || r.matchRatio(p) != 1 {
 		t.Fatalf("%d tokens are cached, match %v", cached, r.matchRatio(p))
