@@ -137,17 +137,23 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	if cfg.Cache.Source == config.CacheOwn {
 		log.Warn("approximate mode: what endpoints have cached is guessed from our own picks", "setting", "cache.source", "ttl", cfg.Cache.OwnTTL.Duration)
 	}
+	s.newReaders()
+	return s, nil
+}
+
+// newReaders makes what reads endpoints' pages, and what probes them where that is
+// asked for.
+func (s *system) newReaders() {
 	s.readers = &scrape.Group{
-		Client: s.client, Log: log,
+		Client: s.client, Log: s.log,
 		Hooks: scrape.Hooks{Reading: s.metrics.Scraped, Bad: s.metrics.BadValue},
 	}
-	if every := cfg.Probe.Interval.Duration; every > 0 {
+	if every := s.cfg.Probe.Interval.Duration; every > 0 {
 		s.probers = &probe.Prober{
-			Client: s.client, Interval: every, Timeout: cfg.Probe.Timeout.Duration, Log: log,
+			Client: s.client, Interval: every, Timeout: s.cfg.Probe.Timeout.Duration, Log: s.log,
 			Ended: func(o probe.Outcome, took time.Duration) { s.metrics.Probed(string(o), took) },
 		}
 	}
-	return s, nil
 }
 
 // staleAfter is the age from which a reading is too old to trust: three
