@@ -142,7 +142,7 @@ func TestSlownessFades(t *testing.T) {
 	}
 
 	slow()
-	b.Reset(now)
+	b.Restarted()
 	if got := slowness(); got != 0 {
 		t.Errorf("after a restart that its events told: %v, want that nothing is known", got)
 	}
