@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,11 +39,7 @@ asks this picker, the pool and the picker. It is what deploy/envoy holds example
                             (fallbacks), and Envoy says which one served.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			cfg, err := config.Parse(file, data)
+			cfg, err := readConfig(file)
 			if err != nil {
 				return err
 			}

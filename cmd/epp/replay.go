@@ -16,7 +16,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epp.internal/epp/config"
 	"epp.internal/epp/decision"
 	"epp.internal/epp/route"
 )
@@ -116,15 +115,10 @@ type replayChange struct {
 
 func (r *replay) run() error {
 	if r.config != "" {
-		data, err := os.ReadFile(r.config)
-		if err != nil {
-			return fmt.Errorf("--config: %w", err)
-		}
-		cfg, err := config.Parse(r.config, data)
-		if err != nil {
+		var err error
+		if r.other, err = readSettings(r.config); err != nil {
 			return err
 		}
-		r.other = cfg.Settings(staleAfter(cfg))
 	}
 	f, err := os.Open(r.path)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"epp.internal/epp/config"
+	"epp.internal/epp/decision"
 	"epp.internal/epp/picker"
 	"epp.internal/epp/tokenize"
 )
@@ -25,11 +26,7 @@ func serveCommand() *cobra.Command {
 		Short: "Run the picker as an OpenAI-compatible proxy in front of the pool",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			cfg, err := config.Parse(file, data)
+			cfg, err := readConfig(file)
 			if err != nil {
 				return err
 			}
@@ -54,6 +51,27 @@ func serveCommand() *cobra.Command {
 	cmd.Flags().StringVar(&file, "config", "", "the configuration, a YAML file")
 	_ = cmd.MarkFlagRequired("config")
 	return cmd
+}
+
+// readConfig reads a file of settings.
+func readConfig(file string) (*config.Config, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	return config.Parse(file, data)
+}
+
+// readSettings is what decisions read of the file that --config names.
+func readSettings(file string) (*decision.Settings, error) {
+	cfg, err := readConfig(file)
+	if unread := (*fs.PathError)(nil); errors.As(err, &unread) {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return cfg.Settings(staleAfter(cfg)), nil
 }
 
 // loadTokenizer reads the model's files: two that it must have, and two that some

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"epp.internal/epp/config"
 	"epp.internal/epp/decision"
 	"epp.internal/epp/tune"
 )
@@ -34,15 +33,10 @@ those of epp sim.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			current := decision.Defaults()
 			if settings != "" {
-				data, err := os.ReadFile(settings)
-				if err != nil {
-					return fmt.Errorf("--config: %w", err)
-				}
-				cfg, err := config.Parse(settings, data)
-				if err != nil {
+				var err error
+				if current, err = readSettings(settings); err != nil {
 					return err
 				}
-				current = cfg.Settings(staleAfter(cfg))
 			}
 			t, err := s.world()
 			if err != nil {
