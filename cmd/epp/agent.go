@@ -281,12 +281,7 @@ func (b *beside) hear(ctx context.Context, client *http.Client) {
 // subscribe follows one source of events until ctx ends, and tells lost when the
 // engine may have restarted.
 func (b *beside) subscribe(ctx context.Context, src kvevents.Source, lost chan<- struct{}) {
-	restarted := func() {
-		select {
-		case lost <- struct{}{}:
-		default:
-		}
-	}
+	restarted := func() { tellLost(lost) }
 	sub := kvevents.Subscriber{
 		Address: src.Address, Replay: src.Replay, Topic: src.Topic, Sink: b.agent, Log: b.log,
 		Hooks: kvevents.Hooks{Lost: restarted, Restart: func() {

@@ -186,9 +186,12 @@ func (f *follower) hear(ctx context.Context, k *sink, src kvevents.Source) {
 }
 
 // restarted tells that the engine may be another one.
-func (f *follower) restarted() {
+func (f *follower) restarted() { tellLost(f.lost) }
+
+// tellLost tells askSources to ask again, unless it has been told already.
+func tellLost(lost chan<- struct{}) {
 	select {
-	case f.lost <- struct{}{}:
+	case lost <- struct{}{}:
 	default:
 	}
 }
