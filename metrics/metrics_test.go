@@ -59,8 +59,8 @@ func record(model string, matched uint32) *decision.Record {
 func ending(r *decision.Record) *picker.Ending {
 	c := &r.Candidates[0]
 	return &picker.Ending{
-		Endpoint:  epp.Endpoint{Name: c.Name, Address: c.Address},
-		OurTokens: r.PromptTokens, PredictedTokens: c.CachedTokens(r.PromptTokens),
+		Endpoint:        epp.Endpoint{Name: c.Name, Address: c.Address},
+		PredictedTokens: c.CachedTokens(r.PromptTokens),
 	}
 }
 

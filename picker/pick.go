@@ -238,7 +238,7 @@ func (p *Pick) finish(o Outcome) {
 	if f := p.owner.opt.Hooks.Ended; f != nil {
 		f(&Ending{
 			RequestID: p.Request.ID, Attempt: p.attempt + 1,
-			Model: p.Request.Target, Endpoint: p.Endpoint, OurTokens: len(p.Request.Tokens), PredictedTokens: p.predicted, End: end,
+			Model: p.Request.Target, Endpoint: p.Endpoint, PredictedTokens: p.predicted, End: end,
 		})
 	}
 }

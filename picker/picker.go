@@ -58,9 +58,9 @@ type Ending struct {
 	// Model is the name that the endpoint knows it by.
 	Model    string
 	Endpoint epp.Endpoint
-	// OurTokens is our own count of the prompt's tokens, 0 where it had none;
-	// PredictedTokens is how many of them the endpoint was predicted to have cached.
-	OurTokens, PredictedTokens int
+	// PredictedTokens is how many of the prompt's tokens the endpoint was predicted
+	// to have cached.
+	PredictedTokens int
 	decision.End
 }
 
