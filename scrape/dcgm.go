@@ -62,24 +62,10 @@ type gpuReading struct {
 	util, temp, used, free, xid, dbe epp.Gauge
 }
 
-// ParseGPU reads a page of a DCGM exporter: the GPUs that are the target's,
-// together. A line that can't be read, or whose value can't be, is passed over and
-// told by the error; the rest is used. found is how many GPUs there were.
-func ParseGPU(page []byte, t GPUTarget) (g epp.GPU, found int, err error) {
-	gpus, err := parseGPUs(page, t)
-	gpus = chosen(gpus, t)
-	return together(gpus), len(gpus), err
-}
-
-// parseGPUs reads all GPUs of a page.
+// parseGPUs reads all GPUs of an exporter's page. A line that can't be read, or
+// whose value can't be, is passed over and told by the error; the rest is used.
 func parseGPUs(page []byte, t GPUTarget) (gpus []gpuReading, err error) {
-	for len(page) > 0 {
-		line, whole := page, false
-		if i := bytes.IndexByte(page, '\n'); i >= 0 {
-			line, page, whole = page[:i], page[i+1:], true
-		} else {
-			page = nil
-		}
+	for line, whole := range lines(page) {
 		if !bytes.HasPrefix(line, []byte("DCGM_FI_DEV_")) {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -61,19 +62,27 @@ type Page struct {
 func Parse(page []byte, names Names, engine string, out *Page) error {
 	p := parser{names: &names, engine: engine, out: out}
 	out.Bad, out.Missing = out.Bad[:0], out.Missing[:0]
-	for len(page) > 0 {
-		line, whole := page, false
-		if i := bytes.IndexByte(page, '\n'); i >= 0 {
-			line, page, whole = page[:i], page[i+1:], true
-		} else {
-			page = nil
-		}
+	for line, whole := range lines(page) {
 		if len(line) > 0 && line[0] != '#' {
 			p.line(line, whole)
 		}
 	}
 	p.finish()
 	return errors.Join(p.faults...)
+}
+
+// lines goes over a page's lines. whole is false for a last one without an end,
+// which may have been cut off.
+func lines(page []byte) iter.Seq2[[]byte, bool] {
+	return func(yield func(line []byte, whole bool) bool) {
+		for len(page) > 0 {
+			line, rest, whole := bytes.Cut(page, []byte{'\n'})
+			if !yield(line, whole) {
+				return
+			}
+			page = rest
+		}
+	}
 }
 
 // sum is what the series of one name add up to.
