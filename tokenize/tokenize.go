@@ -67,7 +67,7 @@ func Load(f Files) (*Tokenizer, error) {
 	if t.reason = c.noTemplate(f.Mode); t.reason != "" {
 		return t, nil
 	}
-	if t.chat, err = chat.LoadWith(f.ChatTemplate, f.TokenizerConfig); err != nil {
+	if t.chat, err = chat.Load(f.ChatTemplate, f.TokenizerConfig); err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
 	return t, nil

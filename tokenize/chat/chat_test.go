@@ -26,7 +26,7 @@ func TestAgainstVLLM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tmpl, err := chat.Load(config(t, string(source)))
+		tmpl, err := chat.Load("", config(t, string(source)))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -38,7 +38,7 @@ func TestAgainstVLLM(t *testing.T) {
 func TestQwen3AgainstVLLM(t *testing.T) {
 	_, configJSON := testtok.Qwen3(t)
 	checkVectors(t, "qwen3.jsonl", func(string) *chat.Template {
-		tmpl, err := chat.Load(configJSON)
+		tmpl, err := chat.Load("", configJSON)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func body(t testing.TB, text string) *openai.Body {
 // testdata/load holds templates that are refused when they are loaded, and why;
 // testdata/notrenderable holds requests that only the engine can render.
 func TestDatadriven(t *testing.T) {
-	simple, err := chat.Load(config(t, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
+	simple, err := chat.Load("", config(t, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,9 +125,9 @@ func TestDatadriven(t *testing.T) {
 			var err error
 			switch d.Cmd {
 			case "template":
-				_, err = chat.Load(config(t, d.Input))
+				_, err = chat.Load("", config(t, d.Input))
 			case "config":
-				_, err = chat.Load([]byte(d.Input))
+				_, err = chat.Load("", []byte(d.Input))
 			case "render":
 				var text string
 				if text, err = simple.Render(body(t, d.Input)); err == nil {
@@ -149,7 +149,7 @@ func TestDatadriven(t *testing.T) {
 // empty list too; a chat_template.jinja comes before all.
 func TestNamedTemplates(t *testing.T) {
 	configJSON := []byte(`{"chat_template":[{"name":"default","template":"plain {{ bos_token is defined }}"},{"name":"tool_use","template":"tools {{ tools | length }}"}]}`)
-	tmpl, err := chat.Load(configJSON)
+	tmpl, err := chat.Load("", configJSON)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestNamedTemplates(t *testing.T) {
 			t.Errorf("%s: got %q, %v, want %q", request, got, err, want)
 		}
 	}
-	over, err := chat.LoadWith("file {{ messages[0].content }}", configJSON)
+	over, err := chat.Load("file {{ messages[0].content }}", configJSON)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestNamedTemplates(t *testing.T) {
 
 // A template that writes the date needs a clock, and writes it as Python does.
 func TestClock(t *testing.T) {
-	tmpl, err := chat.Load(config(t, `{{ strftime_now("%d %b %Y, %A %-d %B %H:%M:%S %j %y %I%p 100%%") }}`))
+	tmpl, err := chat.Load("", config(t, `{{ strftime_now("%d %b %Y, %A %-d %B %H:%M:%S %j %y %I%p 100%%") }}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestClock(t *testing.T) {
 
 // What a template raises is said by its own words.
 func TestRaised(t *testing.T) {
-	tmpl, err := chat.Load(config(t, `{{ raise_exception("no " ~ messages[0].role) }}`))
+	tmpl, err := chat.Load("", config(t, `{{ raise_exception("no " ~ messages[0].role) }}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func FuzzRender(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		tmpl, err := chat.Load(config(f, string(source)))
+		tmpl, err := chat.Load("", config(f, string(source)))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -241,7 +241,7 @@ func FuzzRender(f *testing.F) {
 // BenchmarkRender: a chat of 20 turns by Qwen 3's template.
 func BenchmarkRender(b *testing.B) {
 	_, configJSON := testtok.Qwen3(b)
-	tmpl, err := chat.Load(configJSON)
+	tmpl, err := chat.Load("", configJSON)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func BenchmarkRender(b *testing.B) {
 }
 
 func ExampleTemplate_Render() {
-	tmpl, err := chat.Load([]byte(`{"chat_template":"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"}`))
+	tmpl, err := chat.Load("", []byte(`{"chat_template":"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"}`))
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -3,7 +3,7 @@
 // renders the template of the model's tokenizer. It is the first half of the step
 // from a request to its tokens; package tokenize does the second.
 //
-//	t, err := chat.Load(tokenizerConfigJSON)
+//	t, err := chat.Load("", tokenizerConfigJSON)
 //	text, err := t.Render(body) // "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
 //
 // The text is exactly the engine's, or there is none: where a request has what

@@ -41,16 +41,11 @@ type variant struct {
 	developer bool
 }
 
-// Load reads the templates and special tokens of a tokenizer_config.json. It
-// renders a probe with each template, so that one which can't work is refused
-// here, not at the first request.
-func Load(tokenizerConfigJSON []byte) (*Template, error) {
-	return LoadWith("", tokenizerConfigJSON)
-}
-
-// LoadWith is Load with the text of the model's chat_template.jinja, which, if it
-// is not empty, comes before the templates in the tokenizer_config.json.
-func LoadWith(chatTemplate string, tokenizerConfigJSON []byte) (*Template, error) {
+// Load reads the templates and special tokens of a tokenizer_config.json.
+// chatTemplate is the text of the model's chat_template.jinja, which, if it is not
+// empty, comes before the templates there. It renders a probe with each template,
+// so that one which can't work is refused here, not at the first request.
+func Load(chatTemplate string, tokenizerConfigJSON []byte) (*Template, error) {
 	var config map[string]json.RawMessage
 	if err := json.Unmarshal(tokenizerConfigJSON, &config); err != nil {
 		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
