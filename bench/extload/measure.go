@@ -126,11 +126,11 @@ func measure(ctx context.Context, s *rig.Server, l load) (figures, error) {
 			stop()
 		})
 	}
-	wait(ctx, warmUp)
+	rig.Pause(ctx, warmUp)
 	cpuBefore, _, err := s.CPU()
 	counting.Store(true)
 	began := time.Now()
-	wait(ctx, l.length)
+	rig.Pause(ctx, l.length)
 	elapsed := time.Since(began)
 	counting.Store(false)
 	cpuAfter, rss, err2 := s.CPU()
@@ -151,14 +151,4 @@ func measure(ctx context.Context, s *rig.Server, l load) (figures, error) {
 		perSecond: n / elapsed.Seconds(), p50: at(.5), p99: at(.99),
 		cpu: float64((cpuAfter - cpuBefore).Microseconds()) / 1e3 / n, rss: rss,
 	}, nil
-}
-
-// wait returns after d, or when ctx has ended.
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }

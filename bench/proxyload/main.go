@@ -276,11 +276,11 @@ func measure(ctx context.Context, s *rig.Server, bodies [][]byte, connections in
 			stop()
 		})
 	}
-	pause(ctx, warmUp)
+	rig.Pause(ctx, warmUp)
 	before, _, err := s.CPU()
 	counting.Store(true)
 	began := time.Now()
-	pause(ctx, length)
+	rig.Pause(ctx, length)
 	elapsed := time.Since(began)
 	counting.Store(false)
 	after, rss, err2 := s.CPU()
@@ -298,15 +298,6 @@ func measure(ctx context.Context, s *rig.Server, bodies [][]byte, connections in
 		return float64(times[min(len(times)-1, int(q*n))].Microseconds()) / 1e3
 	}
 	return figures{perSecond: n / elapsed.Seconds(), p50: at(.5), p99: at(.99), cpu: float64((after - before).Microseconds()) / 1e3 / n, rss: rss}, nil
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // row prints the medians of one cell, with the least and the most requests.

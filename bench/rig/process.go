@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -76,4 +77,14 @@ func FreeAddress() (string, error) {
 		return "", err
 	}
 	return l.Addr().String(), l.Close()
+}
+
+// Pause returns after d, or when ctx has ended.
+func Pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }
