@@ -178,17 +178,26 @@ func (e *engine) read(cmd *exec.Cmd, out io.Reader, up, ended chan struct{}) {
 	close(ended)
 }
 
-// awaitUp returns when the engine serves.
+// awaitUp returns when the engine serves. It says that it has started a moment
+// before it listens, and that it listens nowhere.
 func (e *engine) awaitUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	select {
-	case <-e.up:
-		return nil
-	case <-e.ended:
-		return fmt.Errorf("engine %s has ended:\n%s", e.name, e.tail())
-	case <-ctx.Done():
-		return fmt.Errorf("engine %s: %w:\n%s", e.name, ctx.Err(), e.tail())
+	for {
+		select {
+		case <-e.up:
+		case <-e.ended:
+			return fmt.Errorf("engine %s has ended:\n%s", e.name, e.tail())
+		case <-ctx.Done():
+			return fmt.Errorf("engine %s: %w:\n%s", e.name, ctx.Err(), e.tail())
+		}
+		if c, err := net.Dial("tcp", e.address); err == nil {
+			return c.Close()
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+		}
 	}
 }
 
