@@ -11,39 +11,32 @@ import (
 )
 
 // WritePage writes a report of runs of one trace as a page that needs nothing else:
-// the figures, how times to first token and to the end are spread, what waits, and
-// each endpoint's load over time. title and note are shown as they are.
+// the figures, how times to first token and to the end are spread, the cache's hits
+// and what waits over time, and each endpoint's load. title and note are shown as
+// they are.
 func WritePage(to io.Writer, title, note string, runs []*Result) error {
 	p := page{}
-	p.printf("<!doctype html><html lang=en><meta charset=utf-8><title>%s</title><style>%s</style>\n", html.EscapeString(title), pageStyle)
+	p.printf("<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\"><title>%s</title><style>%s</style>\n", html.EscapeString(title), pageStyle)
 	p.printf("<h1>%s</h1><p>%s</p>\n", html.EscapeString(title), html.EscapeString(note))
 	p.table(runs)
 	p.times("Time to first token", runs, func(o *Outcome) time.Duration { return o.TTFT })
 	p.times("Time to the end", runs, func(o *Outcome) time.Duration { return o.E2E })
-	end := time.Duration(0)
-	for _, r := range runs {
-		for i := range r.Requests {
-			end = max(end, r.Requests[i].At+r.Requests[i].E2E)
-		}
-	}
-	var queues []series
-	for i, r := range runs {
-		n := r.over(end, func(int) bool { return true }, func(o *Outcome) time.Duration { return o.TTFT })
-		queues = append(queues, series{r.Policy, color(i, len(runs)), overTime(n, end)})
-	}
-	p.plot(plot{title: "Requests that wait for their first token", x: "minutes", y: "requests", series: queues})
-	for _, r := range runs {
-		p.load(r, end)
-	}
+	end := lasts(runs)
+	p.overTime("Cached share of the prompts that arrive", "% of tokens", end, runs, (*Result).hits)
+	p.overTime("Requests that wait for their first token", "requests", end, runs, func(r *Result, end time.Duration) []float64 {
+		return r.present(end, -1, func(o *Outcome) time.Duration { return o.TTFT })
+	})
+	p.loads(end, runs)
 	_, err := io.WriteString(to, p.String())
 	return err
 }
 
 const pageStyle = `body{font:14px system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222;background:#fff}
-table{border-collapse:collapse}td,th{padding:.15em .7em;text-align:right}td:first-child,th:first-child{text-align:left}
+table{border-collapse:collapse}td,th{padding:.15em .6em;text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}
 th{border-bottom:1px solid #888}svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#555}
 .grid{stroke:#ddd}polyline{fill:none;stroke-width:1.3}polyline:hover{stroke-width:4}.bar{display:inline-block;height:.7em;background:#69c}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}svg text{fill:#aaa}.grid{stroke:#333}}`
+.key>span{margin-right:1.2em}h2{margin-bottom:.2em}.heat{fill:#c33}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}svg text{fill:#aaa}.grid{stroke:#333}.heat{fill:#e66}}`
 
 type page struct{ strings.Builder }
 
@@ -51,15 +44,25 @@ func (p *page) printf(format string, args ...any) { fmt.Fprintf(p, format, args.
 
 // table has the figures, and the hits as bars besides.
 func (p *page) table(runs []*Result) {
-	p.printf("<table><tr><th>policy<th>hit<th><th>TTFT mean ms<th>p50<th>p99<th>E2E mean ms<th>p99<th>busiest ÷ mean<th>failed\n")
+	p.printf("<table><tr><th>policy<th>hit<th><th>TTFT mean ms<th>p50<th>p99<th>E2E mean ms<th>p99<th>busiest ÷ mean<th>failed<th>$ per 1,000\n")
 	for i, r := range runs {
 		s := r.Summary()
-		p.printf("<tr><td><span style=\"color:%s\">■</span> %s<td>%.1f %%<td style=\"text-align:left\"><span class=bar style=\"width:%.1fem\"></span><td>%d<td>%d<td>%d<td>%d<td>%d<td>%.2f<td>%d\n",
-			color(i, len(runs)), html.EscapeString(r.Policy), 100*s.HitShare, 10*s.HitShare, s.MeanTTFT.Milliseconds(), s.P50TTFT.Milliseconds(),
-			s.P99TTFT.Milliseconds(), s.MeanE2E.Milliseconds(), s.P99E2E.Milliseconds(), s.Imbalance, s.Failed)
+		p.printf("<tr><td>%s %s", swatch(i, len(runs)), html.EscapeString(r.Policy))
+		if s.Served == 0 { // no figure of it is good
+			p.printf("<td>–<td><td>–<td>–<td>–<td>–<td>–<td>–<td>%d (all)<td>–\n", s.Failed)
+			continue
+		}
+		p.printf("<td>%.1f %%<td style=\"text-align:left\"><span class=bar style=\"width:%.1fem\"></span>", 100*s.HitShare, 10*s.HitShare)
+		for _, d := range []time.Duration{s.MeanTTFT, s.P50TTFT, s.P99TTFT, s.MeanE2E, s.P99E2E} {
+			p.printf("<td>%.0f", float64(d)/float64(time.Millisecond))
+		}
+		p.printf("<td>%.2f<td>%d<td>%.2f\n", s.Imbalance, s.Failed, s.DollarsPer1000)
 	}
 	p.printf("</table>\n")
 }
+
+// curve is how many points the spread of a time has.
+const curve = 240
 
 // times is the share of requests that took no longer, by a time in the scale of its
 // logarithm.
@@ -74,8 +77,8 @@ func (p *page) times(title string, runs []*Result, of func(o *Outcome) time.Dura
 		}
 		slices.Sort(took)
 		s := series{name: r.Policy, color: color(i, len(runs))}
-		for k := 0; len(took) > 0 && k <= samples; k++ {
-			at := k * (len(took) - 1) / samples
+		for k := 0; len(took) > 0 && k <= curve; k++ {
+			at := k * (len(took) - 1) / curve
 			s.points = append(s.points, [2]float64{took[at], 100 * float64(at+1) / float64(len(took))})
 		}
 		all = append(all, s)
@@ -83,138 +86,89 @@ func (p *page) times(title string, runs []*Result, of func(o *Outcome) time.Dura
 	p.plot(plot{title: title, x: "seconds", y: "% of requests", logarithmic: true, series: all})
 }
 
-// maxLines bounds the endpoints that are drawn one by one.
-const maxLines = 64
-
-// load is what every endpoint of a run had in flight.
-func (p *page) load(r *Result, end time.Duration) {
+// overTime has a line for each run, of one value for each span of the time.
+func (p *page) overTime(title, unit string, end time.Duration, runs []*Result, of func(r *Result, end time.Duration) []float64) {
 	var all []series
-	for e := range min(len(r.Endpoints), maxLines) {
-		n := r.over(end, func(at int) bool { return at == e }, func(o *Outcome) time.Duration { return o.E2E })
-		all = append(all, series{r.Endpoints[e].Name, color(e, min(len(r.Endpoints), maxLines)), overTime(n, end)})
+	for i, r := range runs {
+		s := series{name: r.Policy, color: color(i, len(runs))}
+		for k, v := range of(r, end) {
+			if !math.IsNaN(v) {
+				s.points = append(s.points, [2]float64{end.Minutes() * (float64(k) + 0.5) / spans, v})
+			}
+		}
+		all = append(all, s)
 	}
-	title := "Requests in flight at each endpoint: " + r.Policy
-	if len(r.Endpoints) > maxLines {
-		title += fmt.Sprintf(" (the first %d of %d)", maxLines, len(r.Endpoints))
-	}
-	p.plot(plot{title: title, x: "minutes", y: "requests", series: all})
+	p.plot(plot{title: title, x: "minutes", y: unit, series: all})
 }
 
-// samples is how many points a line has.
-const samples = 240
+// maxRows bounds the endpoints that are drawn one by one.
+const maxRows = 64
 
-// over counts, at samples equally far apart, the served requests of some endpoints
-// that have arrived and not lasted yet.
-func (r *Result) over(end time.Duration, at func(endpoint int) bool, lasts func(o *Outcome) time.Duration) []int {
-	n := make([]int, samples+1)
+// loads is what every endpoint of each run had in flight, all on one scale.
+func (p *page) loads(end time.Duration, runs []*Result) {
+	top := 0.0
+	all := make([][]row, len(runs))
+	for i, r := range runs {
+		for e := range min(len(r.Endpoints), maxRows) {
+			values := r.present(end, e, func(o *Outcome) time.Duration { return o.E2E })
+			top = max(top, slices.Max(values))
+			all[i] = append(all[i], row{r.Endpoints[e].Name, values})
+		}
+	}
+	for i, r := range runs {
+		title := "Requests in flight at each endpoint: " + r.Policy
+		if len(r.Endpoints) > maxRows {
+			title += fmt.Sprintf(" (the first %d of %d)", maxRows, len(r.Endpoints))
+		}
+		p.heat(title, end, top, all[i])
+	}
+}
+
+// spans is how many parts the time of a run is cut into.
+const spans = 120
+
+// lasts is when the last request of any run has ended.
+func lasts(runs []*Result) (end time.Duration) {
+	for _, r := range runs {
+		for i := range r.Requests {
+			end = max(end, r.Requests[i].At+r.Requests[i].E2E)
+		}
+	}
+	return end
+}
+
+// hits is, by span, the cached share in percent of the served prompts that arrived in
+// it; NaN where none did.
+func (r *Result) hits(end time.Duration) []float64 {
+	var prompt, cached [spans]float64
+	for i := range r.Requests {
+		if o := &r.Requests[i]; !o.Failed && end > 0 {
+			k := min(int(float64(o.At)/float64(end)*spans), spans-1)
+			prompt[k] += float64(o.PromptTokens)
+			cached[k] += float64(o.CachedTokens)
+		}
+	}
+	share := make([]float64, spans)
+	for k := range share {
+		share[k] = 100 * cached[k] / prompt[k]
+	}
+	return share
+}
+
+// present is, by span, how many served requests of an endpoint, −1 for all, have
+// arrived and not lasted yet, in the mean of the span.
+func (r *Result) present(end time.Duration, endpoint int, lasts func(o *Outcome) time.Duration) []float64 {
+	n := make([]float64, spans)
 	for i := range r.Requests {
 		o := &r.Requests[i]
-		if o.Failed || !at(o.Endpoint) || end == 0 {
+		if o.Failed || endpoint >= 0 && o.Endpoint != endpoint || end == 0 {
 			continue
 		}
-		sample := func(t time.Duration) int { return int(math.Ceil(float64(t) / float64(end) * samples)) }
-		for k := sample(o.At); k < sample(o.At+lasts(o)) && k <= samples; k++ {
-			n[k]++
+		from := float64(o.At) / float64(end) * spans
+		to := float64(o.At+lasts(o)) / float64(end) * spans
+		for k := int(from); k < spans && float64(k) < to; k++ {
+			n[k] += min(to, float64(k+1)) - max(from, float64(k))
 		}
 	}
 	return n
-}
-
-func overTime(n []int, end time.Duration) [][2]float64 {
-	points := make([][2]float64, len(n))
-	for i := range n {
-		points[i] = [2]float64{end.Minutes() * float64(i) / float64(len(n)-1), float64(n[i])}
-	}
-	return points
-}
-
-// color is the i-th of n that are as different as can be.
-func color(i, n int) string { return fmt.Sprintf("hsl(%d 70%% 45%%)", 360*i/max(1, n)) }
-
-// series is one line, plot some of them over the same axes.
-type series struct {
-	name, color string
-	points      [][2]float64
-}
-
-type plot struct {
-	title, x, y string
-	logarithmic bool // x is a logarithm to base 10
-	series      []series
-}
-
-// The size of a plot, and of its margin on the left and below.
-const (
-	plotWidth, plotHeight = 900.0, 260.0
-	marginLeft, marginLow = 48.0, 34.0
-)
-
-// plot draws into the page.
-func (p *page) plot(d plot) {
-	low, high, top := math.Inf(1), math.Inf(-1), 0.0
-	for _, s := range d.series {
-		for _, q := range s.points {
-			low, high, top = min(low, q[0]), max(high, q[0]), max(top, q[1])
-		}
-	}
-	if low >= high || top == 0 {
-		p.printf("<h2>%s</h2><p>Nothing to draw.</p>\n", html.EscapeString(d.title))
-		return
-	}
-	x := func(v float64) float64 { return marginLeft + (v-low)/(high-low)*(plotWidth-marginLeft-8) }
-	y := func(v float64) float64 { return 8 + (1-v/top)*(plotHeight-marginLow-8) }
-	p.printf("<h2>%s</h2>\n<svg viewBox=\"0 0 %g %g\">\n", html.EscapeString(d.title), plotWidth, plotHeight)
-	for _, v := range ticks(0, top) {
-		p.printf("<line class=grid x1=%g x2=%g y1=%.1f y2=%.1f /><text x=%g y=%.1f text-anchor=end>%g</text>\n", marginLeft, plotWidth-8, y(v), y(v), marginLeft-5, y(v)+4, v)
-	}
-	for _, v := range d.ticksX(low, high) {
-		p.printf("<line class=grid x1=%.1f x2=%.1f y1=8 y2=%g /><text x=%.1f y=%g text-anchor=middle>%s</text>\n", x(v), x(v), plotHeight-marginLow, x(v), plotHeight-marginLow+14, d.label(v))
-	}
-	p.printf("<text x=%g y=%g text-anchor=end>%s</text><text x=%g y=%g>%s</text>\n", plotWidth-8, plotHeight-4, d.x, 2.0, plotHeight-4, d.y)
-	for _, s := range d.series {
-		p.printf("<polyline style=\"stroke:%s\" points=\"", s.color)
-		for _, q := range s.points {
-			p.printf("%.1f,%.1f ", x(q[0]), y(q[1]))
-		}
-		p.printf("\"><title>%s</title></polyline>\n", html.EscapeString(s.name))
-	}
-	p.printf("</svg>\n")
-}
-
-// ticksX are the marks of the horizontal axis: the powers of ten and their doubles
-// and fives, or plain ones.
-func (d *plot) ticksX(low, high float64) (marks []float64) {
-	if !d.logarithmic {
-		return ticks(low, high)
-	}
-	for e := math.Floor(low); e <= high; e++ {
-		for _, m := range []float64{1, 2, 5} {
-			if v := e + math.Log10(m); v >= low && v <= high {
-				marks = append(marks, v)
-			}
-		}
-	}
-	return marks
-}
-
-func (d *plot) label(v float64) string {
-	if d.logarithmic {
-		v = math.Pow(10, v)
-	}
-	return fmt.Sprintf("%.3g", v)
-}
-
-// ticks are some round numbers from low to high.
-func ticks(low, high float64) (marks []float64) {
-	step := math.Pow(10, math.Floor(math.Log10((high-low)/4)))
-	for _, m := range []float64{5, 2} {
-		if (high-low)/(step*m) >= 4 {
-			step *= m
-			break
-		}
-	}
-	for v := math.Ceil(low/step) * step; v <= high; v += step {
-		marks = append(marks, v)
-	}
-	return marks
 }
