@@ -16,6 +16,9 @@ func (w *Writer) storeKeyed(l *lane, e *epp.BlockEvent) {
 		before = parent{place, w.index.nodes.at(place).hash.Load()}
 	}
 	for n := range e.Hashes {
+		if n%warmBlocks == 0 {
+			w.warm(l, e.Hashes[n:min(n+warmBlocks, len(e.Hashes))])
+		}
 		place := w.hold(l, e.Hashes[n], e.Keys[n], before)
 		if place == 0 {
 			w.refuse(len(e.Hashes) - n)
@@ -28,5 +31,5 @@ func (w *Writer) storeKeyed(l *lane, e *epp.BlockEvent) {
 // refuse counts blocks that are not stored.
 func (w *Writer) refuse(blocks int) {
 	w.counts.Refused += uint64(blocks)
-	w.incomplete = true
+	w.incomplete.Store(true)
 }
