@@ -88,9 +88,10 @@ func (x *Index) startLap() {
 func (x *Index) everyone() []*Writer { return slices.Collect(maps.Values(x.writers)) }
 
 const (
-	// sweepShare is one over the part of Options.TTL that lies between two sweeps, so
-	// that a copy may live by as much longer. It is a guess.
-	sweepShare = 32
+	// ttlParts is one over the part of Options.TTL that lies between two sweeps, so that
+	// a copy may live by as much longer, and by which it may live shorter, since who
+	// stores it again within that time does not change when it goes. It is a guess.
+	ttlParts = 32
 	// sweepSteps is how many slots of lanes one Advance looks at, at least, and
 	// sweepPart one over the part of all that it looks at if that is more: they lie side
 	// by side, so that this takes some ten microseconds.
@@ -102,7 +103,7 @@ const (
 // for one and nobody else has the writers' turn.
 func (x *Index) lapse() {
 	now := x.clock.Load()
-	if x.ttl == 0 || now < x.ttl || now-x.swept.Load() < max(1, x.ttl/sweepShare) || !x.mu.TryLock() {
+	if x.ttl == 0 || now < x.ttl || now-x.swept.Load() < max(1, x.ttl/ttlParts) || !x.mu.TryLock() {
 		return
 	}
 	defer x.unlock()

@@ -39,8 +39,8 @@ type Options struct {
 	// MaxCopies bounds the copies of all endpoints together. 0: MaxBytes alone does.
 	MaxCopies int
 	// TTL is for what nobody takes back: a copy goes when it was not stored again for
-	// so long, rounded up to a second, and is there once however often it was stored.
-	// 0: copies stay until they are removed.
+	// so long, rounded up to a second, give or take a 32nd of it, and is there once
+	// however often it was stored. 0: copies stay until they are removed.
 	TTL time.Duration
 	// Tiers are what blocks beside the GPU are worth.
 	Tiers Tiers

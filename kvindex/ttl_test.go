@@ -7,6 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"epp.internal/epp"
+	"epp.internal/epp/block"
 )
 
 // With a time to live, an endpoint holds what it stored within that time, however
@@ -68,6 +69,46 @@ func TestTTLAgainstNaive(t *testing.T) {
 		}
 		if x.Advance(now.Add(ttl)); x.Copies() != 0 || x.Nodes() != 0 {
 			t.Fatalf("%d copies of %d blocks are left", x.Copies(), x.Nodes())
+		}
+	})
+}
+
+// What is stored again and again, each time from its root, goes when the time to live
+// is over since the last time, give or take a 32nd.
+func TestTTLOfKeyedChains(t *testing.T) {
+	const ttl, part = 320 * time.Second, 10 * time.Second
+	rapid.Check(t, func(t *rapid.T) {
+		x := New(Options{Key: testKey, TTL: ttl})
+		now := time.Unix(1000, 0)
+		stored := [2]map[uint64]time.Time{{}, {}}
+		words := rapid.SliceOfN(rapid.Uint32Range(1, 2), 0, 6)
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 100).Draw(t, "pass")) * time.Second)
+			slot := rapid.IntRange(0, 1).Draw(t, "slot")
+			chain := block.AppendChain(nil, 1, words.Draw(t, "chain"), 1)
+			w := x.writers[epp.Slot(slot)]
+			if w == nil {
+				w = x.Endpoint(epp.Slot(slot))
+			}
+			w.Apply(now, []epp.BlockEvent{{Kind: epp.BlockStored, Hashes: chain, Keys: chain}})
+			for _, hash := range chain {
+				stored[slot][hash] = now
+			}
+			x.Advance(now)
+			checkConsistent(t, x)
+			asked, out := block.AppendChain(nil, 1, words.Draw(t, "asked"), 1), make([]uint32, 2)
+			x.Match(asked, out)
+			for slot, got := range out {
+				within := func(age time.Duration) (n int) {
+					for n < len(asked) && now.Sub(stored[slot][asked[n]]) < age {
+						n++
+					}
+					return n
+				}
+				if least, most := within(ttl-part), within(ttl+part); int(got) < least || int(got) > most {
+					t.Fatalf("slot %d matches %d blocks of %v, want %d to %d", slot, got, asked, least, most)
+				}
+			}
 		}
 	})
 }
