@@ -326,8 +326,8 @@ type Limits struct {
 	HeaderBytes Bytes `json:"headerBytes"`
 	// IndexBytes is the most the index of cached blocks may take. Default 1GiB, range 1MiB–1TiB.
 	IndexBytes Bytes `json:"indexBytes"`
-	// OwnBlocks is the most blocks that are remembered of our own picks, about 100
-	// bytes each. Default 1048576, range 1024–67108864.
+	// OwnBlocks is the most blocks that are remembered of our own picks, 40 to
+	// 100 bytes each. Default 1048576, range 1024–67108864.
 	OwnBlocks int `json:"ownBlocks"`
 	// RingBytes is the most the ring of past decisions may take. Default 32MiB, range 64KiB–16GiB.
 	RingBytes Bytes `json:"ringBytes"`

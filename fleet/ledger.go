@@ -11,6 +11,7 @@ type ledger struct {
 	oldest, newest *entry
 	free           *entry // linked by next
 	live           int
+	tokens         int       // of all entries, still held
 	due            dueTokens // tokens that are released by time
 	bound          uint64    // bookings that the bound has ended
 }
@@ -89,6 +90,7 @@ func (e *entry) hold() {
 	s := e.m.signals()
 	s.InFlight++
 	s.InFlightTokens += e.tokens
+	e.m.t.ledger.tokens += e.tokens
 	e.m.work().Pending += e.work
 	if !e.answered {
 		e.m.unanswered++
@@ -100,6 +102,7 @@ func (e *entry) drop() {
 	s := e.m.signals()
 	s.InFlight--
 	s.InFlightTokens -= e.tokens
+	e.m.t.ledger.tokens -= e.tokens
 	e.m.settleWork(e.work)
 	if !e.answered {
 		e.m.unanswered--
@@ -109,6 +112,7 @@ func (e *entry) drop() {
 // releaseTokens takes the tokens off alone. The table's lock is held.
 func (e *entry) releaseTokens() {
 	e.m.signals().InFlightTokens -= e.tokens
+	e.m.t.ledger.tokens -= e.tokens
 	e.m.settleWork(e.work)
 	e.tokens, e.work = 0, 0
 }
@@ -316,9 +320,5 @@ type Ledger struct {
 func (t *Table) Ledger() Ledger {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	l := Ledger{Requests: t.ledger.live, Bound: t.ledger.bound}
-	for e := t.ledger.oldest; e != nil; e = e.next {
-		l.Tokens += e.tokens
-	}
-	return l
+	return Ledger{Requests: t.ledger.live, Tokens: t.ledger.tokens, Bound: t.ledger.bound}
 }

@@ -125,9 +125,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	s := m.signals()
 	s.Waiting, s.Running, s.KVUsage = l.Waiting, l.Running, l.KVUsage
 	s.ReadAt, s.InFlightAtRead = epp.InstantOf(began), m.counted(mark, &l)
-	if l.BlockTokens > 0 {
-		s.BlockTokens = l.BlockTokens
-	}
+	m.setBlockTokens(s, l.BlockTokens)
 	m.learnSlots(s)
 	m.outcomes.Reached(began)
 	m.facts.Read(began, &l, m.mayLeave())
@@ -217,6 +215,7 @@ func (m *Member) Models(models []epp.Model) {
 	}
 	m.setModels(models)
 	m.t.unlisted.Remove(m.endpoint.Slot)
+	m.t.listed.Store(!anySlot(m.t.unlisted))
 }
 
 // Failed tells that a reading could not be had. The last one stays in use; its
@@ -231,21 +230,30 @@ func (m *Member) Failed(now time.Time, err error) {
 	}
 }
 
-// setModels replaces the list of models. t.mu is held.
+// setModels replaces the list of models. A name of both lists is found at any
+// moment. t.mu is held.
 func (m *Member) setModels(models []epp.Model) {
+	if slices.Equal(models, m.models) {
+		return
+	}
 	t, slot := m.t, m.endpoint.Slot
+	stays := make(map[string]bool, len(models))
+	for _, mod := range models {
+		stays[mod.Name] = true
+		t.serving[mod.Name] = t.serving[mod.Name].Add(slot)
+		t.models.Store(mod.Name, mod)
+	}
 	for _, old := range m.models {
+		if stays[old.Name] {
+			continue
+		}
 		t.serving[old.Name].Remove(slot)
 		if !anySlot(t.serving[old.Name]) {
 			delete(t.serving, old.Name)
-			delete(t.models, old.Name)
+			t.models.Delete(old.Name)
 		}
 	}
 	m.models = slices.Clone(models)
-	for _, mod := range m.models {
-		t.serving[mod.Name] = t.serving[mod.Name].Add(slot)
-		t.models[mod.Name] = mod
-	}
 }
 
 // touchAdapter remembers that the adapter is loaded here, and forgets the one
@@ -304,8 +312,14 @@ func (m *Member) Apply(now time.Time, events []epp.BlockEvent) {
 	s := m.signals()
 	s.Incomplete = m.lost || incomplete
 	m.hear(s)
-	if size > 0 {
-		s.BlockTokens = size // what is stored is nearer to the truth than what a page says
+	m.setBlockTokens(s, size) // what is stored is nearer to the truth than what a page says
+}
+
+// setBlockTokens notes the endpoint's block size; 0 says nothing. t.mu is held.
+func (m *Member) setBlockTokens(s *epp.Signals, size int) {
+	if size > 0 && size != s.BlockTokens {
+		s.BlockTokens = size
+		m.t.measure()
 	}
 }
 

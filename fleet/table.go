@@ -54,7 +54,6 @@ type Table struct {
 	// that list a model, resident those on which an adapter is loaded.
 	unlisted epp.Slots
 	serving  map[string]epp.Slots
-	models   map[string]epp.Model
 	resident map[string]epp.Slots
 	serves   epp.Slots // scratch: what the view of the running Pick shows
 	asked    int       // place of the one that Asked chose last
@@ -70,8 +69,15 @@ type Table struct {
 	fresh    int
 	freshSum float64
 
-	// silent counts the members that have not told of their caches.
-	silent atomic.Int64
+	// The following fields are written under mu and read without it, by each request:
+	// it waits for the table only to be booked and to end.
+
+	silent atomic.Int64          // members that have not told of their caches
+	slots  atomic.Int64          // len(holders)
+	sizes  atomic.Pointer[[]int] // the pool's block sizes; what it points to never changes
+	models sync.Map              // of epp.Model, by name: those of serving
+	// listed is true where there are members, and the models of all are known.
+	listed atomic.Bool
 }
 
 // New returns an empty table.
@@ -82,12 +88,9 @@ func New(opt Options) *Table {
 	if opt.Index == nil {
 		opt.Index = kvindex.New(kvindex.Options{})
 	}
-	return &Table{
-		opt:      opt,
-		serving:  map[string]epp.Slots{},
-		models:   map[string]epp.Model{},
-		resident: map[string]epp.Slots{},
-	}
+	t := &Table{opt: opt, serving: map[string]epp.Slots{}, resident: map[string]epp.Slots{}}
+	t.sizes.Store(&[]int{DefaultBlockTokens})
+	return t
 }
 
 // Join adds an endpoint and returns its member. Slot and Generation of e are
@@ -102,6 +105,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	m.blocks = t.opt.Index.Endpoint(e.Slot)
 	t.holders[e.Slot] = m
 	t.unlisted = t.unlisted.Add(e.Slot)
+	t.listed.Store(false)
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
 	t.work = append(t.work, epp.Work{})
@@ -121,6 +125,7 @@ func (t *Table) freeSlot() epp.Slot {
 		}
 	}
 	t.holders = append(t.holders, nil)
+	t.slots.Store(int64(len(t.holders)))
 	return epp.Slot(len(t.holders) - 1)
 }
 
@@ -149,6 +154,8 @@ func (t *Table) leave(m *Member) {
 	m.setModels(nil)
 	m.forgetAdapters()
 	t.unlisted.Remove(m.endpoint.Slot)
+	t.listed.Store(len(t.members) > 0 && !anySlot(t.unlisted))
+	t.measure()
 	t.release(m)
 }
 
@@ -236,20 +243,20 @@ func anySlot(ss epp.Slots) bool {
 
 // Model looks a name up in the endpoints' own lists. complete is false where the
 // list of some endpoint is not known: then a name that is not found may be its.
+// It waits for nothing.
 func (t *Table) Model(name string) (m epp.Model, found, complete bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	m, found = t.models[name]
-	return m, found, len(t.endpoints) > 0 && !anySlot(t.unlisted)
+	complete = t.listed.Load() // first: what is listed by then is found
+	if v, ok := t.models.Load(name); ok {
+		return v.(epp.Model), true, complete
+	}
+	return epp.Model{}, false, complete
 }
 
 // Models returns every model that some endpoint lists, sorted by name.
 func (t *Table) Models() []epp.Model {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	out := make([]epp.Model, 0, len(t.models))
-	for _, m := range t.models {
-		out = append(out, m)
+	out := []epp.Model{}
+	for _, m := range t.models.Range {
+		out = append(out, m.(epp.Model))
 	}
 	slices.SortFunc(out, func(a, b epp.Model) int {
 		if a.Name < b.Name {
@@ -265,33 +272,33 @@ func (t *Table) Models() []epp.Model {
 const DefaultBlockTokens = 16
 
 // BlockSizes appends the pool's block sizes to dst, smallest first, in tokens.
-// There is at least one.
-func (t *Table) BlockSizes(dst []int) []int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	from := len(dst)
+// There is at least one. It waits for nothing.
+func (t *Table) BlockSizes(dst []int) []int { return append(dst, *t.sizes.Load()...) }
+
+// measure finds the pool's block sizes anew. t.mu is held.
+func (t *Table) measure() {
+	var sizes []int
 	for i := range t.signals {
-		if b := t.signals[i].BlockTokens; b > 0 && !slices.Contains(dst[from:], b) {
-			dst = append(dst, b)
+		if b := t.signals[i].BlockTokens; b > 0 && !slices.Contains(sizes, b) {
+			sizes = append(sizes, b)
 		}
 	}
-	if len(dst) == from {
-		dst = append(dst, DefaultBlockTokens)
+	if len(sizes) == 0 {
+		sizes = append(sizes, DefaultBlockTokens)
 	}
-	slices.Sort(dst[from:])
-	return dst
+	slices.Sort(sizes)
+	if !slices.Equal(sizes, *t.sizes.Load()) {
+		t.sizes.Store(&sizes)
+	}
 }
 
 // Silent is how many endpoints have not told of their caches yet; it waits for
 // nothing.
 func (t *Table) Silent() int { return int(t.silent.Load()) }
 
-// Slots is one more than the highest slot in use: the length of a match slice.
-func (t *Table) Slots() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.holders)
-}
+// Slots is one more than the highest slot in use: the length of a match slice. It
+// waits for nothing.
+func (t *Table) Slots() int { return int(t.slots.Load()) }
 
 // State is one endpoint as the table has it, for metrics, pages and tests.
 type State struct {
@@ -305,17 +312,28 @@ type State struct {
 
 // Snapshot returns the state of every endpoint, in the order they joined.
 func (t *Table) Snapshot() []State {
-	t.mu.Lock()
-	members := slices.Clone(t.members)
-	out := make([]State, len(members))
-	for i, m := range members {
-		out[i] = State{
+	// Memory is got before the table is held: whoever needs some may have to help the
+	// collector first, and every pick would wait for that.
+	var members []*Member
+	var out []State
+	for {
+		n := t.Slots()
+		members, out = make([]*Member, 0, n), make([]State, 0, n)
+		t.mu.Lock()
+		if len(t.members) <= n {
+			break
+		}
+		t.mu.Unlock()
+	}
+	for i, m := range t.members {
+		members = append(members, m)
+		out = append(out, State{
 			Endpoint: m.endpoint,
 			Signals:  t.signals[i],
 			Adapters: slices.Clone(m.adapters),
 			Listed:   !t.unlisted.Has(m.endpoint.Slot),
 			Truth:    m.truth,
-		}
+		})
 	}
 	t.mu.Unlock()
 	for i, m := range members { // the index may be busy, and a pick must not wait for it

@@ -1,6 +1,10 @@
 package kvindex
 
-import "slices"
+import (
+	"maps"
+	"math"
+	"slices"
+)
 
 const (
 	// lapSteps is how many copies a lap looks at for each block that is stored
@@ -19,9 +23,10 @@ const (
 
 // lap is one round of a hand over the copies of some endpoints. It drops those
 // whose blocks were last stored or matched at the cutoff or before, until the
-// quota is used up.
+// quota is used up; or, in a sweep, those that were themselves stored then.
 type lap struct {
 	on      bool
+	sweep   bool
 	cutoff  uint32
 	quota   int
 	writers []*Writer // still to do, the first one being in work
@@ -48,25 +53,67 @@ func (x *Index) step(l *lap, n int) {
 			continue
 		}
 		place := lane.copies[l.slot].place
-		if place == 0 || x.nodes.at(place).stamp() > l.cutoff {
+		if place == 0 {
+			l.slot++
+			continue
+		}
+		at := uint32(0)
+		if l.sweep {
+			at = lane.stored[l.slot]
+		} else {
+			at = x.nodes.at(place).stamp()
+		}
+		if at > l.cutoff {
 			l.slot++
 			continue
 		}
 		w.drop(lane, l.slot)
+		if l.quota--; l.sweep {
+			w.counts.Lapsed++
+			continue
+		}
 		w.counts.Evicted++
-		w.incomplete = true
-		l.quota--
+		w.incomplete.Store(true)
 	}
 }
 
 // startLap starts a lap over all endpoints, if none is on.
 func (x *Index) startLap() {
-	if x.lap.on {
+	if !x.lap.on {
+		x.lap = lap{on: true, quota: x.copies/lapShare + 1, cutoff: quantile(x.stamps()), writers: x.everyone()}
+	}
+}
+
+// everyone returns all writers, in no order: none is always the first.
+func (x *Index) everyone() []*Writer { return slices.Collect(maps.Values(x.writers)) }
+
+const (
+	// ttlParts is one over the part of Options.TTL that lies between two sweeps, so that
+	// a copy may live by as much longer, and by which it may live shorter, since who
+	// stores it again within that time does not change when it goes. It is a guess.
+	ttlParts = 32
+	// sweepSteps is how many slots of lanes one Advance looks at, at least, and
+	// sweepPart one over the part of all that it looks at if that is more: they lie side
+	// by side, so that this takes some ten microseconds.
+	sweepSteps = 4096
+	sweepPart  = 64
+)
+
+// lapse goes on with the sweep over the copies whose time is over, if it is time
+// for one and nobody else has the writers' turn.
+func (x *Index) lapse() {
+	now := x.clock.Load()
+	if x.ttl == 0 || now < x.ttl || now-x.swept.Load() < max(1, x.ttl/ttlParts) || !x.mu.TryLock() {
 		return
 	}
-	x.lap = lap{on: true, quota: x.copies/lapShare + 1, cutoff: quantile(x.stamps())}
-	for _, w := range x.writers { // in no order: none is always the first
-		x.lap.writers = append(x.lap.writers, w)
+	defer x.unlock()
+	if !x.sweep.on {
+		x.sweep = lap{on: true, sweep: true, quota: math.MaxInt, cutoff: now - x.ttl, writers: x.everyone()}
+	}
+	x.step(&x.sweep, max(sweepSteps, x.copies/sweepPart))
+	x.settle()
+	if !x.sweep.on {
+		x.swept.Store(now)
 	}
 }
 
@@ -143,6 +190,14 @@ func (x *Index) settle() {
 // makeRoom makes room for one more copy in l, if the bounds allow it.
 func (w *Writer) makeRoom(l *lane) bool {
 	x := w.index
+	if all := x.options.MaxCopies; x.copies >= all-all/16 {
+		x.startLap()
+		if x.copies >= all {
+			if x.step(&x.lap, urgentSteps); x.copies >= all {
+				return false
+			}
+		}
+	}
 	most := x.most
 	if w.copies >= most-most/16 {
 		w.startLap()
@@ -156,9 +211,9 @@ func (w *Writer) makeRoom(l *lane) bool {
 		return true
 	}
 	former, n := len(l.copies), laneSize(l.live)
-	if x.grow(n * laneSlotBytes) {
+	if x.grow(n * x.slot) {
 		l.resize(n)
-		x.bytes -= former * laneSlotBytes
+		x.bytes -= former * x.slot
 		return true
 	}
 	w.startLap()

@@ -17,7 +17,7 @@ func checkConsistent(t fataler, x *Index) {
 	copies := 0
 	for slot, w := range x.writers {
 		for _, l := range w.lanes {
-			bytes += len(l.copies) * laneSlotBytes
+			bytes += len(l.copies) * x.slot
 			live := 0
 			for i, c := range l.copies {
 				place := c.place

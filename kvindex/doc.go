@@ -40,7 +40,14 @@
 //
 // Match takes no lock and waits for nobody; each block it credits was held at
 // the moment it was looked at. Writers take turns at one lock, for one event at
-// a time. Lock order: Writer.turn, then Index.mu.
+// a time. What pages and decisions ask beside that (Nodes, Copies, Bytes, a
+// writer's Blocks and Incomplete) waits for nobody either. Lock order:
+// Writer.turn, then Index.mu.
+//
+// # What nobody removes
+//
+// An index with Options.TTL is for guesses: what is stored goes by itself. A hand
+// goes over the copies, 32 times in that time, a few with each Advance.
 //
 // # Memory
 //

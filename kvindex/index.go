@@ -4,6 +4,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"epp.internal/epp"
 	"epp.internal/epp/block"
@@ -35,6 +36,12 @@ type Options struct {
 	MaxParkedBlocks int
 	// MaxEndpointShare, in (0, 1], bounds one endpoint's part of MaxBytes.
 	MaxEndpointShare float64
+	// MaxCopies bounds the copies of all endpoints together. 0: MaxBytes alone does.
+	MaxCopies int
+	// TTL is for what nobody takes back: a copy goes when it was not stored again for
+	// so long, rounded up to a second, give or take a 32nd of it, and is there once
+	// however often it was stored. 0: copies stay until they are removed.
+	TTL time.Duration
 	// Tiers are what blocks beside the GPU are worth.
 	Tiers Tiers
 }
@@ -50,6 +57,9 @@ func (o Options) withDefaults() Options {
 	if !(o.MaxEndpointShare > 0 && o.MaxEndpointShare <= 1) {
 		o.MaxEndpointShare = DefaultMaxEndpointShare
 	}
+	if o.MaxCopies <= 0 {
+		o.MaxCopies = math.MaxInt
+	}
 	o.Tiers = o.Tiers.withDefaults()
 	return o
 }
@@ -58,6 +68,8 @@ func (o Options) withDefaults() Options {
 type Index struct {
 	options Options
 	clock   atomic.Uint32 // the latest time a writer brought, in Unix seconds
+	ttl     uint32        // seconds; 0: copies stay
+	swept   atomic.Uint32 // when the last sweep ended
 	nodes   arena
 	table   table
 	sets    sets
@@ -68,14 +80,19 @@ type Index struct {
 	// slow counts the blocks of which an endpoint has a copy beside its GPU, once
 	// for each endpoint.
 	slow atomic.Int64
+	// shown are figures as the last writer's turn left them, for who must not wait
+	// for one.
+	shown struct{ nodes, copies, bytes atomic.Int64 }
 
 	mu      sync.Mutex // guards the following fields, and all but atomics above
 	given   bool       // places were given up since the generation changed
 	most    int        // copies that one endpoint may have
+	slot    int        // bytes of a lane's slot
 	bytes   int
 	copies  int // of all writers
 	writers map[epp.Slot]*Writer
 	lap     lap
+	sweep   lap    // over the copies whose time is over
 	counts  Counts // of the writers that are closed
 	warmed  uint32 // means nothing: where warm's loads go
 }
@@ -84,10 +101,15 @@ type Index struct {
 func New(o Options) *Index {
 	x := &Index{options: o.withDefaults(), writers: map[epp.Slot]*Writer{}}
 	x.most = int(float64(x.options.MaxBytes) * x.options.MaxEndpointShare / copyBytes)
+	if x.slot = laneSlotBytes; o.TTL > 0 {
+		x.ttl = uint32(min((o.TTL+time.Second-1)/time.Second, math.MaxInt32))
+		x.slot += storedBytes
+	}
 	x.nodes.init(x.options.MaxBytes)
 	x.sets.init(x.options.MaxBytes, uint64(x.options.Key))
 	x.table.init()
 	x.bytes = x.nodes.fixedBytes() + x.sets.fixedBytes() + x.table.fixedBytes()
+	x.shown.bytes.Store(int64(x.bytes))
 	return x
 }
 
@@ -268,8 +290,9 @@ type Counts struct {
 	UnknownRemovals uint64 // removals of what was not known
 	Parked          uint64 // blocks that had to wait for a parent
 	ParkedDropped   uint64 // of those, dropped by MaxParkedBlocks
-	Evicted         uint64 // copies dropped by MaxBytes or MaxEndpointShare
+	Evicted         uint64 // copies dropped by MaxBytes, MaxEndpointShare or MaxCopies
 	Refused         uint64 // blocks not stored, by the same
+	Lapsed          uint64 // copies whose Options.TTL was over
 	Malformed       uint64 // events that could not be right, and were left out
 }
 
@@ -282,6 +305,7 @@ func (c *Counts) add(d Counts) {
 	c.ParkedDropped += d.ParkedDropped
 	c.Evicted += d.Evicted
 	c.Refused += d.Refused
+	c.Lapsed += d.Lapsed
 	c.Malformed += d.Malformed
 }
 
@@ -307,18 +331,22 @@ func (x *Index) Stats() Stats {
 	return s
 }
 
-// Nodes returns how many different blocks the endpoints hold.
-func (x *Index) Nodes() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.nodes.live
+// unlock ends a writer's turn.
+func (x *Index) unlock() {
+	x.shown.nodes.Store(int64(x.nodes.live))
+	x.shown.copies.Store(int64(x.copies))
+	x.shown.bytes.Store(int64(x.bytes))
+	x.mu.Unlock()
 }
+
+// Nodes returns how many different blocks the endpoints hold. Like Copies and Bytes
+// it waits for nobody: it is of the last event, or of a step of a long one.
+func (x *Index) Nodes() int { return int(x.shown.nodes.Load()) }
+
+// Copies returns how many copies of blocks the endpoints have.
+func (x *Index) Copies() int { return int(x.shown.copies.Load()) }
 
 // Bytes returns the memory of the index by its own count: the capacity of its
 // tables, and an estimate for Go's maps. It stays within Options.MaxBytes, but
 // for what a removal may need (a new set, a table made anew).
-func (x *Index) Bytes() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.bytes
-}
+func (x *Index) Bytes() int { return int(x.shown.bytes.Load()) }

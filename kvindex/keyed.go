@@ -1,6 +1,10 @@
 package kvindex
 
-import "epp.internal/epp"
+import (
+	"sort"
+
+	"epp.internal/epp"
+)
 
 // storeKeyed stores blocks whose hashes are there already. Who hashed them knows
 // their parents, so none is waited for: blocks whose parent the endpoint does not
@@ -15,7 +19,17 @@ func (w *Writer) storeKeyed(l *lane, e *epp.BlockEvent) {
 		}
 		before = parent{place, w.index.nodes.at(place).hash.Load()}
 	}
-	for n := range e.Hashes {
+	from := 0
+	if l.stored != nil {
+		if from = w.fresh(l, e); from > 0 {
+			_, place := l.find(e.Hashes[from-1])
+			before = parent{place, e.Keys[from-1]}
+		}
+	}
+	for n := from; n < len(e.Hashes); n++ {
+		if (n-from)%warmBlocks == 0 {
+			w.warm(l, e.Hashes[n:min(n+warmBlocks, len(e.Hashes))])
+		}
 		place := w.hold(l, e.Hashes[n], e.Keys[n], before)
 		if place == 0 {
 			w.refuse(len(e.Hashes) - n)
@@ -25,8 +39,21 @@ func (w *Writer) storeKeyed(l *lane, e *epp.BlockEvent) {
 	}
 }
 
+// fresh returns how many leading blocks of e were stored so short a time ago that
+// they need not be stored again. Who stores a block stores what is before it too, so
+// the blocks that are fresh are in front, and a prompt that is sent again and again
+// costs a few look-ups.
+func (w *Writer) fresh(l *lane, e *epp.BlockEvent) int {
+	x := w.index
+	now := x.clock.Load()
+	return sort.Search(len(e.Hashes), func(i int) bool {
+		slot, place := l.find(e.Hashes[i])
+		return place == 0 || x.nodes.at(place).hash.Load() != e.Keys[i] || now-l.stored[slot] >= x.ttl/ttlParts
+	})
+}
+
 // refuse counts blocks that are not stored.
 func (w *Writer) refuse(blocks int) {
 	w.counts.Refused += uint64(blocks)
-	w.incomplete = true
+	w.incomplete.Store(true)
 }

@@ -15,6 +15,9 @@ type lane struct {
 	// Linear probing; a removal moves the copies behind it up.
 	copies []laneCopy
 	live   int
+	// stored is, by slot, when the copy was last stored, in Unix seconds; nil where
+	// copies stay until they are removed.
+	stored []uint32
 	// again is, by engine hash, how many more times a copy is there than once: at
 	// most maxCopies-1 of each. Nil where none is.
 	again map[uint64]uint32
@@ -32,6 +35,7 @@ func (c laneCopy) hash() uint64 { return uint64(c.high)<<32 | uint64(c.low) }
 const (
 	laneSlotBytes = int(unsafe.Sizeof(laneCopy{}))
 	laneMinSlots  = 16
+	storedBytes   = 4 // of an entry of lane.stored
 )
 
 // first is the slot where the search for an engine hash begins.
@@ -59,23 +63,34 @@ func (l *lane) full() bool { return (l.live+1)*5 > len(l.copies)*4 }
 
 // resize gives the lane n slots, more than it has entries.
 func (l *lane) resize(n int) {
-	former := l.copies
+	copies, stored := l.copies, l.stored
 	l.copies, l.live = make([]laneCopy, n), 0
-	for _, c := range former {
-		if c.place != 0 {
-			l.insert(c.hash(), c.place)
+	if stored != nil {
+		l.stored = make([]uint32, n)
+	}
+	for i, c := range copies {
+		if c.place == 0 {
+			continue
 		}
+		at := uint32(0)
+		if stored != nil {
+			at = stored[i]
+		}
+		l.insert(c.hash(), c.place, at)
 	}
 }
 
 // insert adds a copy that is not there; there must be room.
-func (l *lane) insert(hash uint64, place uint32) {
+func (l *lane) insert(hash uint64, place, now uint32) {
 	slot, _ := l.find(hash)
-	l.put(slot, hash, place)
+	l.put(slot, hash, place, now)
 }
 
 // put adds a copy that is not there into the free slot that find returned.
-func (l *lane) put(slot int, hash uint64, place uint32) {
+func (l *lane) put(slot int, hash uint64, place, now uint32) {
+	if l.stored != nil {
+		l.stored[slot] = now
+	}
 	l.copies[slot] = laneCopy{uint32(hash), uint32(hash >> 32), place}
 	l.live++
 }
@@ -89,6 +104,9 @@ func (l *lane) remove(slot int) {
 		begin := l.first(l.copies[i].hash())
 		if distance(begin, i, n) >= distance(gap, i, n) {
 			l.copies[gap] = l.copies[i]
+			if l.stored != nil {
+				l.stored[gap] = l.stored[i]
+			}
 			gap = i
 		}
 	}

@@ -52,7 +52,7 @@ func (w *Writer) park(key parkedKey, b parkedBlock) {
 	w.counts.Parked++
 	if x.bytes+b.bytes() > x.options.MaxBytes {
 		w.counts.ParkedDropped++
-		w.incomplete = true
+		w.incomplete.Store(true)
 		return
 	}
 	if p.blocks == nil {
@@ -74,7 +74,7 @@ func (w *Writer) park(key parkedKey, b parkedBlock) {
 		if oldest := p.order[0]; p.waits(oldest) {
 			w.unparkOnly(oldest.key)
 			w.counts.ParkedDropped++
-			w.incomplete = true
+			w.incomplete.Store(true)
 		}
 		p.order = p.order[1:]
 	}
@@ -126,7 +126,7 @@ func (w *Writer) unpark(l *lane, hash uint64, there parent) {
 			place := w.hold(l, child, own, waited.there)
 			if place == 0 {
 				w.counts.Refused++
-				w.incomplete = true
+				w.incomplete.Store(true)
 				continue
 			}
 			todo = append(todo, stored{child, parent{place, own}})

@@ -39,10 +39,10 @@ type Writer struct {
 	copies     int          // entries of all lanes
 	blocks     atomic.Int64 // different blocks held; read without the lock
 	parked     parking
-	joined     step // the last one from a set to the one with this endpoint in it
-	parted     step // and from a set to the one without it
-	lap        lap  // over this endpoint's copies alone
-	incomplete bool
+	joined     step        // the last one from a set to the one with this endpoint in it
+	parted     step        // and from a set to the one without it
+	lap        lap         // over this endpoint's copies alone
+	incomplete atomic.Bool // read without the lock
 	closed     bool
 	counts     Counts
 }
@@ -61,7 +61,7 @@ type step struct {
 func (w *Writer) Apply(now time.Time, events []epp.BlockEvent) {
 	w.turn.Lock()
 	defer w.turn.Unlock()
-	w.index.advance(now)
+	w.index.Advance(now)
 	for i := range events {
 		if events[i].Kind == epp.AllBlocksCleared {
 			w.clear()
@@ -69,7 +69,7 @@ func (w *Writer) Apply(now time.Time, events []epp.BlockEvent) {
 		}
 		w.index.mu.Lock()
 		w.apply(&events[i])
-		w.index.mu.Unlock()
+		w.index.unlock()
 	}
 }
 
@@ -96,7 +96,7 @@ func (w *Writer) apply(e *epp.BlockEvent) {
 func (w *Writer) Clear(now time.Time) {
 	w.turn.Lock()
 	defer w.turn.Unlock()
-	w.index.advance(now)
+	w.index.Advance(now)
 	w.clear()
 }
 
@@ -108,7 +108,7 @@ func (w *Writer) Close() {
 	w.clear()
 	x := w.index
 	x.mu.Lock()
-	defer x.mu.Unlock()
+	defer x.unlock()
 	if !w.closed {
 		w.closed = true
 		x.counts.add(w.counts)
@@ -121,12 +121,8 @@ func (w *Writer) Close() {
 func (w *Writer) Blocks() int { return int(w.blocks.Load()) }
 
 // Incomplete reports whether blocks that the endpoint announced were dropped, by
-// a bound of ours, since it was last cleared.
-func (w *Writer) Incomplete() bool {
-	w.index.mu.Lock()
-	defer w.index.mu.Unlock()
-	return w.incomplete
-}
+// a bound of ours, since it was last cleared. It waits for nothing.
+func (w *Writer) Incomplete() bool { return w.incomplete.Load() }
 
 // WriterStats are one endpoint's figures at one moment.
 type WriterStats struct {
@@ -141,15 +137,18 @@ type WriterStats struct {
 func (w *Writer) Stats() WriterStats {
 	w.index.mu.Lock()
 	defer w.index.mu.Unlock()
-	return WriterStats{int(w.blocks.Load()), w.copies, len(w.parked.blocks), w.incomplete, w.counts}
+	return WriterStats{int(w.blocks.Load()), w.copies, len(w.parked.blocks), w.incomplete.Load(), w.counts}
 }
 
-// advance sets the index's clock to now, if that is later.
-func (x *Index) advance(now time.Time) {
+// Advance sets the index's clock to now, if that is later, and lets copies go whose
+// time is over. Writers do it; whoever gives Options.TTL does it before a Match too.
+// It waits for nobody.
+func (x *Index) Advance(now time.Time) {
 	seconds := uint32(min(max(now.Unix(), 0), math.MaxUint32))
 	for {
 		clock := x.clock.Load()
 		if seconds <= clock || x.clock.CompareAndSwap(clock, seconds) {
+			x.lapse()
 			return
 		}
 	}
@@ -167,6 +166,9 @@ func (w *Writer) lane(tier string, group int) *lane {
 		return nil
 	}
 	l := &lane{tier: strings.Clone(tier), group: group, depth: depthOf(tier), seed: uint64(w.index.options.Key)}
+	if w.index.ttl > 0 {
+		l.stored = []uint32{}
+	}
 	w.lanes = append(w.lanes, l)
 	return l
 }
@@ -194,7 +196,7 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 	x := w.index
 	var own uint64
 	var place uint32
-	i := 0
+	i, slot := 0, 0
 	if !e.HasParent {
 		own = x.options.Key.Root(block.Root{Adapter: e.Adapter, Salt: e.Salt, BlockTokens: e.BlockTokens})
 	} else if _, place = l.find(e.Parent); place != 0 {
@@ -205,7 +207,7 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 			if i == len(e.Hashes) {
 				return
 			}
-			if _, place = l.find(e.Hashes[i]); place != 0 {
+			if slot, place = l.find(e.Hashes[i]); place != 0 {
 				break
 			}
 			tokens, media := blockOf(e, i)
@@ -215,7 +217,7 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 		n := x.nodes.at(place)
 		own = n.hash.Load()
 		n.touch(x.clock.Load())
-		w.holdAgain(l, e.Hashes[i])
+		w.holdAgain(l, slot, e.Hashes[i])
 		i++
 	}
 	for ; i < len(e.Hashes); i += warmBlocks {
@@ -228,7 +230,7 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 		for j, hash := range hashes {
 			if place = w.hold(l, hash, chain[j], parent{place, former}); place == 0 {
 				w.counts.Refused += uint64(len(e.Hashes) - i - j)
-				w.incomplete = true
+				w.incomplete.Store(true)
 				return
 			}
 			former = chain[j]
@@ -289,14 +291,14 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 	if place != 0 {
 		if n := x.nodes.at(place); n.hash.Load() == own {
 			n.touch(x.clock.Load())
-			w.holdAgain(l, hash)
+			w.holdAgain(l, slot, hash)
 			return place
 		}
 		w.drop(l, slot) // the engine gave its name to another block
 		w.counts.Removed++
 		slot, _ = l.find(hash)
 	}
-	if l.full() || w.copies >= x.most-x.most/16 {
+	if l.full() || w.copies >= x.most-x.most/16 || x.copies >= x.options.MaxCopies-x.options.MaxCopies/16 {
 		if !w.makeRoom(l) {
 			return 0
 		}
@@ -313,7 +315,7 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 	} else if !w.share(place) {
 		return 0
 	}
-	l.put(slot, hash, place)
+	l.put(slot, hash, place, x.clock.Load())
 	w.shift(place, l.depth, 1)
 	w.copies++
 	x.copies++
@@ -351,11 +353,16 @@ func (w *Writer) share(place uint32) bool {
 
 // holdAgain counts that a copy is there once more: requests that compute the same
 // tokens side by side each store a block of them, and each of these is removed for
-// itself. Where a bound forbids it the copy is there as often as before.
+// itself. Where a bound forbids it the copy is there as often as before, and where
+// copies go by themselves its time begins anew instead.
 //
 // Source: vllm/v1/core/block_pool.py, BlockHashToBlockMap.
-func (w *Writer) holdAgain(l *lane, hash uint64) {
+func (w *Writer) holdAgain(l *lane, slot int, hash uint64) {
 	w.counts.Duplicates++
+	if l.stored != nil {
+		l.stored[slot] = w.index.clock.Load()
+		return
+	}
 	n := l.again[hash]
 	switch {
 	case n == maxCopies-1:
@@ -503,7 +510,7 @@ func (w *Writer) shrink(l *lane) {
 	former := len(l.copies)
 	if n := laneSize(l.live); l.live*4 < former && n < former {
 		l.resize(n)
-		w.index.bytes -= (former - n) * laneSlotBytes
+		w.index.bytes -= (former - n) * w.index.slot
 	}
 }
 
@@ -517,20 +524,20 @@ func laneSize(copies int) int { return copies + copies*7/8 + laneMinSlots }
 func (w *Writer) clear() {
 	x := w.index
 	x.mu.Lock()
-	defer x.mu.Unlock()
+	defer x.unlock()
 	lanes := w.lanes
 	w.lanes = nil
 	x.bytes -= len(w.extra)*mapEntryBytes + w.parked.bytes
 	w.extra = nil
 	w.forgetBesides()
 	w.parked = parking{}
-	w.incomplete = false
+	w.incomplete.Store(false)
 	for _, l := range lanes {
 		x.bytes -= len(l.again) * mapEntryBytes
 		l.again = nil
 		for i, c := range l.copies {
 			if i%clearStep == clearStep-1 {
-				x.mu.Unlock()
+				x.unlock()
 				x.mu.Lock()
 			}
 			if c.place != 0 {
@@ -540,6 +547,6 @@ func (w *Writer) clear() {
 				w.counts.Removed++
 			}
 		}
-		x.bytes -= len(l.copies) * laneSlotBytes
+		x.bytes -= len(l.copies) * x.slot
 	}
 }

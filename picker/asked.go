@@ -28,7 +28,7 @@ const (
 	maxAskedBytes = 16 << 20
 	// askedOverhead is what an entry takes beside its tokens.
 	askedOverhead = 200
-	// askFailures of an endpoint in a row, slow answers among them, leave it alone
+	// askFailures of an endpoint's path in a row, slow answers among them, leave it alone
 	// for askPause, twice as long each further time, up to maxAskPause.
 	askFailures = 3
 	askPause    = 5 * time.Second
@@ -74,10 +74,16 @@ type asker struct {
 	known   map[[sha256.Size]byte]*list.Element
 	order   *list.List // of *answered, the latest used in front
 	bytes   int
-	sources map[epp.Slot]*source
+	sources map[asked]*source
 }
 
-// source is how the questions to one endpoint have ended.
+// asked is what questions are put to: an engine may lack /render and have /tokenize.
+type asked struct {
+	slot epp.Slot
+	path string
+}
+
+// source is how the questions to one endpoint's path have ended.
 type source struct {
 	generation uint32
 	failed     int // in a row
@@ -100,7 +106,7 @@ func newAsker(opt *Options) *asker {
 	}
 	return &asker{
 		ask: opt.AskEngine, fleet: opt.Fleet, budget: opt.AskBudget, now: opt.Now, told: told, slots: make(chan struct{}, maxAsking),
-		known: map[[sha256.Size]byte]*list.Element{}, order: list.New(), sources: map[epp.Slot]*source{},
+		known: map[[sha256.Size]byte]*list.Element{}, order: list.New(), sources: map[asked]*source{},
 	}
 }
 
@@ -121,7 +127,7 @@ func (a *asker) tokens(budget context.Context, target, path string, body []byte)
 		a.told(AskBusy)
 		return nil, errAskBusy
 	}
-	at, listed, err := a.choose(target)
+	at, listed, err := a.choose(target, path)
 	if err != nil {
 		<-a.slots
 		return nil, err
@@ -143,7 +149,7 @@ func (a *asker) tokens(budget context.Context, target, path string, body []byte)
 	}()
 	select {
 	case got := <-done:
-		a.settle(at, listed, got.err)
+		a.settle(at, path, listed, got.err)
 		if got.err != nil {
 			return nil, fmt.Errorf("engine's tokens: %w", got.err)
 		}
@@ -152,7 +158,7 @@ func (a *asker) tokens(budget context.Context, target, path string, body []byte)
 		if !errors.Is(budget.Err(), context.DeadlineExceeded) {
 			return nil, errAskLeft
 		}
-		a.settle(at, listed, errAskSlow)
+		a.settle(at, path, listed, errAskSlow)
 		return nil, errAskSlow
 	}
 }
@@ -187,16 +193,16 @@ func (a *asker) remember(key [sha256.Size]byte, tokens []uint32) {
 }
 
 // choose returns the endpoint to ask about a model, and whether it lists that: one
-// that has not failed last, as long as there is one, else any that is not left alone.
-// After an endpoint's pause one question is let through, and decides.
-func (a *asker) choose(target string) (at epp.Endpoint, listed bool, err error) {
+// whose path has not failed last, as long as there is one, else any that is not left
+// alone. After a pause one question is let through, and decides.
+func (a *asker) choose(target, path string) (at epp.Endpoint, listed bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now, alone := a.now(), false
-	at, listed, ok := a.fleet.Asked(target, func(e epp.Endpoint) bool { return a.source(e).failed > 0 })
+	at, listed, ok := a.fleet.Asked(target, func(e epp.Endpoint) bool { return a.source(e, path).failed > 0 })
 	if !ok {
 		at, listed, ok = a.fleet.Asked(target, func(e epp.Endpoint) bool {
-			s := a.source(e)
+			s := a.source(e, path)
 			rests := s.failed >= askFailures && now.Before(s.restedAt)
 			alone = alone || rests
 			return rests
@@ -210,25 +216,26 @@ func (a *asker) choose(target string) (at epp.Endpoint, listed bool, err error) 
 		a.told(AskFailed)
 		return at, false, errAskNone
 	}
-	if s := a.source(at); s.failed >= askFailures {
+	if s := a.source(at, path); s.failed >= askFailures {
 		s.restedAt = now.Add(s.pause) // the others wait for this one's outcome
 	}
 	return at, listed, nil
 }
 
-// source returns what is known of an endpoint. a.mu is held.
-func (a *asker) source(e epp.Endpoint) *source {
-	s := a.sources[e.Slot]
+// source returns what is known of an endpoint's path. a.mu is held.
+func (a *asker) source(e epp.Endpoint, path string) *source {
+	key := asked{e.Slot, path}
+	s := a.sources[key]
 	if s == nil || s.generation != e.Generation {
 		s = &source{generation: e.Generation, pause: askPause}
-		a.sources[e.Slot] = s
+		a.sources[key] = s
 	}
 	return s
 }
 
 // settle counts how a question to an endpoint ended. An engine that refuses the
 // request itself is in order, and one that is not known to have the model may say so.
-func (a *asker) settle(at epp.Endpoint, listed bool, err error) {
+func (a *asker) settle(at epp.Endpoint, path string, listed bool, err error) {
 	var e *epp.Error
 	refused := errors.As(err, &e) && (e.Kind == epp.BadRequest || e.Kind == epp.TooLarge || e.Kind == epp.NotFound && !listed)
 	switch {
@@ -243,7 +250,7 @@ func (a *asker) settle(at epp.Endpoint, listed bool, err error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := a.source(at)
+	s := a.source(at, path)
 	if err == nil || refused {
 		s.failed, s.pause = 0, askPause
 		return

@@ -60,7 +60,7 @@ func TestRepeatedStores(t *testing.T) {
 	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a", "b")
 	text := strings.Repeat("said before ", 40)
 	body := fmt.Sprintf(`{"model":"m","prompt":%q}`, text)
-	blocks := stored(byteTokenizer{}.Text(text, nil), 16)
+	blocks := stored(byteTokens(text), 16)
 	p.members["a"].Apply(start, blocks)
 	p.members["a"].Apply(start, blocks)
 	p.members["a"].Apply(start, []epp.BlockEvent{{Kind: epp.BlockRemoved, Hashes: blocks[0].Hashes, Tier: "GPU", At: start}})

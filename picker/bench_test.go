@@ -15,7 +15,7 @@ import (
 // and back, over 32 endpoints, of which one holds all of a prompt of 4,096 tokens.
 func BenchmarkPick(b *testing.B) {
 	text := strings.Repeat("0123456789abcdef", 256)
-	ids := list(byteTokenizer{}.Text(text, nil))
+	ids := list(byteTokens(text))
 	batch := strings.TrimSuffix(strings.Repeat(fmt.Sprintf("%q,", text[:256]), 16), ",")
 	for _, c := range []struct{ name, path, encoding, body string }{
 		{"ids", "/v1/completions", "", `{"model":"m","prompt":` + ids + `}`},
@@ -32,7 +32,7 @@ func BenchmarkPick(b *testing.B) {
 			}
 			p := newPool(b, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Log: slog.New(slog.DiscardHandler)}, names...)
 			p.unwatched = true
-			p.members["e7"].Apply(start, stored(byteTokenizer{}.Text(text, nil), 16))
+			p.members["e7"].Apply(start, stored(byteTokens(text), 16))
 			body := []byte(c.body)
 			if c.encoding != "" {
 				body = zip(b, c.encoding, body)

@@ -29,7 +29,7 @@ import (
 // as epptest's does. It refuses media.
 type byteTokenizer struct{}
 
-func (byteTokenizer) Chat(b *openai.Body, dst []uint32) ([]uint32, error) {
+func (byteTokenizer) Chat(_ context.Context, b *openai.Body, dst []uint32) ([]uint32, error) {
 	if len(b.Media()) > 0 {
 		return nil, fmt.Errorf("media")
 	}
@@ -37,9 +37,12 @@ func (byteTokenizer) Chat(b *openai.Body, dst []uint32) ([]uint32, error) {
 	return append(dst, tokens...), err
 }
 
-func (byteTokenizer) Text(s string, dst []uint32) []uint32 {
-	return append(dst, epptest.ByteTokenizer{}.CompletionTokens(s)...)
+func (byteTokenizer) Text(_ context.Context, s string, dst []uint32) ([]uint32, error) {
+	return append(dst, byteTokens(s)...), nil
 }
+
+// byteTokens are a text's tokens by a byteTokenizer.
+func byteTokens(s string) []uint32 { return epptest.ByteTokenizer{}.CompletionTokens(s) }
 
 func (p *pool) post(path, body string, header ...string) (*picker.Pick, error) {
 	in := picker.Incoming{ID: picker.NewID(), Method: "POST", Path: path, Body: []byte(body)}
@@ -53,11 +56,11 @@ func (p *pool) post(path, body string, header ...string) (*picker.Pick, error) {
 // events stored, and each string of a list is matched on its own.
 func TestCaseG1(t *testing.T) {
 	hello, world := strings.Repeat("hello ", 16), strings.Repeat("world ", 8) // 96 and 48 tokens: 6 and 3 blocks
-	ids := func(s string) string { return list(byteTokenizer{}.Text(s, nil)) }
+	ids := func(s string) string { return list(byteTokens(s)) }
 	for _, form := range []struct{ path, key string }{{"/v1/completions", "prompt"}, {"/v1/embeddings", "input"}} {
 		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a", "b")
-		p.members["a"].Apply(start, stored(byteTokenizer{}.Text(hello, nil), 16))
-		p.members["b"].Apply(start, stored(byteTokenizer{}.Text(world, nil), 16))
+		p.members["a"].Apply(start, stored(byteTokens(hello), 16))
+		p.members["b"].Apply(start, stored(byteTokens(world), 16))
 		for _, c := range []struct {
 			value   string
 			a, b    float64 // match ratios
@@ -91,7 +94,7 @@ func TestCaseG1(t *testing.T) {
 		}
 	}
 	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a")
-	p.members["a"].Apply(start, stored(byteTokenizer{}.Text(hello, nil), 16))
+	p.members["a"].Apply(start, stored(byteTokens(hello), 16))
 	body := fmt.Sprintf(`{"model":"m","input":[{"type":"text","text":%q},{"type":"image_url","image_url":{"url":"http://x/y.png"}}]}`, hello)
 	pk, err := p.post("/v1/embeddings", body)
 	if err != nil {

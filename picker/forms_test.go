@@ -20,15 +20,15 @@ import (
 // content one by one, and so puts nothing between them.
 type partsTokenizer struct{ byteTokenizer }
 
-func (p partsTokenizer) Chat(b *openai.Body, dst []uint32) ([]uint32, error) {
+func (partsTokenizer) Chat(_ context.Context, b *openai.Body, dst []uint32) ([]uint32, error) {
 	if len(b.Media()) > 0 {
 		return dst, fmt.Errorf("media")
 	}
 	for _, m := range b.Root.Get("messages").Items() {
 		dst = append(dst, 256)
-		dst = p.Text(m.Get("role").String()+"\n"+m.Get("content").String(), dst)
+		dst = append(dst, byteTokens(m.Get("role").String()+"\n"+m.Get("content").String())...)
 		for _, part := range m.Get("content").Items() {
-			dst = p.Text(part.Get("text").String(), dst)
+			dst = append(dst, byteTokens(part.Get("text").String())...)
 		}
 		dst = append(dst, 257, '\n')
 	}
@@ -70,7 +70,7 @@ func TestFormsOfAChat(t *testing.T) {
 func TestRerank(t *testing.T) {
 	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a")
 	query := strings.Repeat("q", 32)
-	p.members["a"].Apply(start, stored(byteTokenizer{}.Text(query, nil), 16))
+	p.members["a"].Apply(start, stored(byteTokens(query), 16))
 	pk, err := p.post("/v1/rerank", fmt.Sprintf(`{"model":"m","query":%q,"documents":[%q,{"text":%q}]}`, query, strings.Repeat("d", 16), strings.Repeat("e", 80)))
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestPromptsOneByOne(t *testing.T) {
 		texts := rapid.SliceOfN(rapid.StringMatching(`(x{16}|y{16}|z{8}){0,6}`), 1, 5)
 		for i, name := range []string{"a", "b"} {
 			for k, text := range texts.Draw(t, name) {
-				e := stored(byteTokenizer{}.Text(text, nil), 16)
+				e := stored(byteTokens(text), 16)
 				for j := range e[0].Hashes {
 					e[0].Hashes[j] = uint64(i)<<40 | uint64(k)<<20 | uint64(j)
 				}
@@ -227,7 +227,7 @@ func TestPromptsOneByOne(t *testing.T) {
 func TestTiersCount(t *testing.T) {
 	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a", "b")
 	prompt := strings.Repeat("hello ", 16) // 6 blocks
-	gpu, cpu := stored(byteTokenizer{}.Text(prompt, nil), 16), stored(byteTokenizer{}.Text(prompt, nil), 16)
+	gpu, cpu := stored(byteTokens(prompt), 16), stored(byteTokens(prompt), 16)
 	cpu[0].Tier = "CPU"
 	p.members["a"].Apply(start, cpu)
 	p.members["b"].Apply(start, gpu)

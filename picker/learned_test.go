@@ -2,13 +2,14 @@ package picker
 
 import (
 	"runtime"
-	"slices"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
 	"epp.internal/epp"
+	"epp.internal/epp/block"
+	"epp.internal/epp/kvindex"
 )
 
 // What is learned is what a naive table says: for each endpoint the time until
@@ -20,13 +21,16 @@ func TestLearnedAgainstNaive(t *testing.T) {
 		most := rapid.SampledFrom([]int{8, 1000}).Draw(t, "bound")
 		l := newLearned(&Options{Learn: true, LearnTTL: ttl, LearnBlocks: most})
 		now := time.Unix(1000, 0)
-		type block struct {
+		type held struct {
 			slot epp.Slot
 			hash uint64
 		}
-		until := map[block]time.Time{}
+		until := map[held]time.Time{}
 		generation := map[epp.Slot]uint32{}
-		chains := rapid.SliceOfN(rapid.Uint64Range(1, 12), 0, 6)
+		words := rapid.SliceOfN(rapid.Uint32Range(1, 3), 0, 5)
+		chain := func(name string) []uint64 {
+			return block.AppendChain(nil, 1, words.Draw(t, name), 1)
+		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 6).Draw(t, "pass")) * time.Second)
 			slot := epp.Slot(rapid.IntRange(0, 2).Draw(t, "slot"))
@@ -38,20 +42,18 @@ func TestLearnedAgainstNaive(t *testing.T) {
 					}
 				}
 			}
-			chain := chains.Draw(t, "chain")
-			slices.Sort(chain)
-			chain = slices.Compact(chain)
-			l.add(epp.Endpoint{Slot: slot, Generation: generation[slot]}, chain, now)
-			for _, hash := range chain {
-				until[block{slot, hash}] = now.Add(ttl)
+			added := chain("chain")
+			l.add(epp.Endpoint{Slot: slot, Generation: generation[slot]}, added, now)
+			for _, hash := range added {
+				until[held{slot, hash}] = now.Add(ttl)
 			}
-			asked := chains.Draw(t, "asked")
+			asked := chain("asked")
 			got := make([]uint32, 3)
 			l.match(asked, now, got)
 			for s := range epp.Slot(3) {
 				want := uint32(0)
 				for _, hash := range asked {
-					if !until[block{s, hash}].After(now) {
+					if !until[held{s, hash}].After(now) {
 						break
 					}
 					want++
@@ -64,21 +66,28 @@ func TestLearnedAgainstNaive(t *testing.T) {
 					t.Fatalf("slot %d matches %d of %v, want %d", s, got[s], asked, want)
 				}
 			}
-			kept := 0
-			for _, h := range l.blocks {
-				kept += len(h)
-			}
-			if kept > most || len(l.queue)-l.head > most {
-				t.Fatalf("%d blocks and %d lapses of %d", kept, len(l.queue)-l.head, most)
+			if kept := l.index.Copies(); kept > most {
+				t.Fatalf("%d blocks of %d", kept, most)
 			}
 		}
-		now = now.Add(3 * ttl)
-		l.match(nil, now, nil)
-		l.match(nil, now, nil)
-		if len(l.blocks) != 0 {
-			t.Fatalf("%d blocks are left", len(l.blocks))
+		l.match(nil, now.Add(ttl), nil)
+		if kept := l.index.Copies(); kept != 0 {
+			t.Fatalf("%d blocks are left", kept)
 		}
 	})
+}
+
+// An end that comes late, of an endpoint that has left, teaches nothing of the one
+// that has its slot now.
+func TestLearnedLate(t *testing.T) {
+	l := newLearned(&Options{Learn: true, LearnTTL: time.Minute, LearnBlocks: 1 << 10})
+	now, chain := time.Unix(1000, 0), []uint64{1, 2, 3}
+	l.add(epp.Endpoint{Slot: 1, Generation: 7}, chain[:1], now)
+	l.add(epp.Endpoint{Slot: 1, Generation: 6}, chain, now)
+	out := make([]uint32, 2)
+	if l.match(chain, now, out); out[1] != 1 {
+		t.Errorf("the new endpoint is taken to hold %d blocks, want 1", out[1])
+	}
 }
 
 // TestCaseP2LearningIsBounded: a million prompts that nobody sends twice leave the
@@ -100,10 +109,10 @@ func TestCaseP2LearningIsBounded(t *testing.T) {
 		}
 		l.add(epp.Endpoint{Slot: epp.Slot(i % 8), Generation: 1}, chain, time.Unix(int64(i/1000), 0))
 	}
-	if n := len(l.queue) - l.head; n != most || len(l.blocks) != most {
-		t.Errorf("%d blocks to forget, %d known, want %d", n, len(l.blocks), most)
+	if n := l.index.Copies(); n > most || n < most/2 {
+		t.Errorf("%d blocks known of at most %d", n, most)
 	}
-	if grown := live() - before; grown > most*200 {
+	if grown := live() - before; grown > kvindex.MinMaxBytes+most*learnBytes {
 		t.Errorf("%d bytes a block", grown/most)
 	}
 	out := make([]uint32, 8)
@@ -112,4 +121,22 @@ func TestCaseP2LearningIsBounded(t *testing.T) {
 		t.Errorf("the latest prompt is not known: %v", out)
 	}
 	runtime.KeepAlive(l)
+}
+
+// BenchmarkLearn is what learning takes of a request of 256 blocks: the match, and
+// what its first token teaches, which is known already.
+func BenchmarkLearn(b *testing.B) {
+	const chains, blocks = 512, 256
+	l := newLearned(&Options{Learn: true, LearnTTL: time.Hour, LearnBlocks: DefaultLearnBlocks})
+	now, out := time.Unix(1000, 0), make([]uint32, 8)
+	var all [chains][]uint64
+	for i := range all {
+		all[i] = block.AppendChain(nil, uint64(i), make([]uint32, blocks), 1)
+		l.add(epp.Endpoint{Slot: epp.Slot(i % 8)}, all[i], now)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		l.match(all[i%chains], now, out)
+		l.add(epp.Endpoint{Slot: epp.Slot(i % 8)}, all[i%chains], now)
+	}
 }

@@ -180,7 +180,13 @@ func (pk *Pick) learn(at epp.Endpoint) {
 		return
 	}
 	pk.learnt = true
-	for _, chain := range pk.s.chains {
-		l.add(at, chain, pk.owner.opt.Now())
+	now := pk.owner.opt.Now()
+	for i, chain := range pk.s.chains {
+		from := 0
+		for _, p := range pk.s.prompts { // none is behind another
+			blocks := (p.end - from) / pk.s.sizes[i]
+			l.add(at, chain[:blocks], now)
+			chain, from = chain[blocks:], p.end
+		}
 	}
 }

@@ -23,10 +23,11 @@ import (
 )
 
 // Tokenizer turns a prompt into exactly the tokens that the engine will see.
-// Its methods append to dst and may be called by any number of goroutines.
+// Its methods append to dst and may be called by any number of goroutines. They end
+// soon after ctx has, with its error.
 type Tokenizer interface {
-	Chat(b *openai.Body, dst []uint32) ([]uint32, error)
-	Text(s string, dst []uint32) []uint32
+	Chat(ctx context.Context, b *openai.Body, dst []uint32) ([]uint32, error)
+	Text(ctx context.Context, s string, dst []uint32) ([]uint32, error)
 }
 
 // ModelRule says what a name means that clients use.

@@ -481,8 +481,10 @@ func TestSaturationIsSaid(t *testing.T) {
 // refusing is a tokenizer whose template cannot render.
 type refusing struct{}
 
-func (refusing) Chat(*openai.Body, []uint32) ([]uint32, error) { return nil, errors.New("image parts") }
-func (refusing) Text(string, []uint32) []uint32                { return nil }
+func (refusing) Chat(context.Context, *openai.Body, []uint32) ([]uint32, error) {
+	return nil, errors.New("image parts")
+}
+func (refusing) Text(context.Context, string, []uint32) ([]uint32, error) { return nil, nil }
 
 // TestUntokenizedIsRoutedByTheRest: a prompt that cannot be made into tokens is
 // no error of the client's. It goes by load, and the record says why.

@@ -24,7 +24,7 @@ import (
 // blind is a tokenizer that leaves every chat to the engine.
 type blind struct{ byteTokenizer }
 
-func (blind) Chat(_ *openai.Body, dst []uint32) ([]uint32, error) {
+func (blind) Chat(_ context.Context, _ *openai.Body, dst []uint32) ([]uint32, error) {
 	return dst, fmt.Errorf("%w: a kind of its own", chat.ErrNotRenderable)
 }
 
@@ -90,7 +90,7 @@ func TestEngineTokens(t *testing.T) {
 	}
 	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
 	text := strings.Repeat("text ", 10)
-	p.members["a"].Apply(start, stored(byteTokenizer{}.Text(text, nil), 16))
+	p.members["a"].Apply(start, stored(byteTokens(text), 16))
 	pk, err := p.post("/v1/completions", fmt.Sprintf(`{"model":"tiny","prompt":[%q,%q]}`, text, text))
 	if err != nil {
 		t.Fatal(err)
@@ -297,6 +297,36 @@ func TestEngineRefuses(t *testing.T) {
 	}
 	if rec := p.last(); asked != 10 || !strings.Contains(rec.TokenNote, "context too long") {
 		t.Errorf("asked %d times, %q", asked, rec.TokenNote)
+	}
+}
+
+// TestMissingRender: an engine without /render is left alone with what takes that,
+// and goes on telling what its /tokenize knows.
+func TestMissingRender(t *testing.T) {
+	asked := map[string]int{}
+	ask := func(_ context.Context, _ epp.Endpoint, path string, _ []byte) ([]uint32, error) {
+		asked[path]++
+		if path != "/tokenize" {
+			return nil, epp.Errorf(epp.NotFound, "no_tokens", "no such path")
+		}
+		return count(1, 32), nil
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{AskEngine: ask, AskBudget: time.Minute}, "a")
+	p.members["a"].Models([]epp.Model{{Name: "tiny"}})
+	for i := range 10 {
+		for _, documents := range []string{`,"documents":[{"text":"a"}]`, ""} {
+			pk, err := p.post("/v1/chat/completions", strings.TrimSuffix(numbered(i), "}")+documents+"}")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.ClientGone)
+		}
+		if rec := p.last(); rec.TokenSource != epp.EngineTokens {
+			t.Fatalf("after %d times without /render: %v, %q", i+1, rec.TokenSource, rec.TokenNote)
+		}
+	}
+	if render := asked["/v1/chat/completions/render"]; render != 3 || asked["/tokenize"] != 10 {
+		t.Errorf("/render was asked %d times, want 3; /tokenize %d, want 10", render, asked["/tokenize"])
 	}
 }
 

@@ -21,6 +21,9 @@ const (
 	maxByteTokens = 1 << 18
 )
 
+// errLeft is why a request has no tokens where nobody waits for it any longer.
+var errLeft = errors.New("the client left")
+
 // prompt is one prompt of a request, which is matched on its own.
 type prompt struct {
 	// end is where its tokens end in the request's tokens; they begin where the
@@ -95,14 +98,14 @@ func (pk *Pick) tokenizePrompts(ctx context.Context, body *openai.Body, ask ask)
 	var reason string
 	for i := range body.Prompts {
 		if ctx.Err() != nil {
-			missing, reason = missing+len(body.Prompts)-i, "the client left"
+			missing, reason = missing+len(body.Prompts)-i, errLeft.Error()
 			break
 		}
 		if i == maxPrompts {
 			missing, reason = missing+len(body.Prompts)-maxPrompts, fmt.Sprintf("only the first %d are matched", maxPrompts)
 			break
 		}
-		source, why := pk.tokenizePrompt(body, &body.Prompts[i], ask)
+		source, why := pk.tokenizePrompt(ctx, body, &body.Prompts[i], ask)
 		if source == epp.NoTokens {
 			missing, reason = missing+1, why
 			continue
@@ -125,7 +128,7 @@ func (pk *Pick) tokenizePrompts(ctx context.Context, body *openai.Body, ask ask)
 
 // tokenizePrompt appends one prompt's tokens and says where they come from, or
 // why there are none.
-func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask ask) (source epp.TokenSource, why string) {
+func (pk *Pick) tokenizePrompt(ctx context.Context, body *openai.Body, p *openai.Prompt, ask ask) (source epp.TokenSource, why string) {
 	s, t := pk.s, pk.owner.opt.Tokenizer
 	bare, ok := body.Root.Get("add_special_tokens").Truth()
 	bare = !bare && body.Root.Get("add_special_tokens").Kind() > openai.Null // given, and false
@@ -137,11 +140,15 @@ func (pk *Pick) tokenizePrompt(body *openai.Body, p *openai.Prompt, ask ask) (so
 		return epp.NoTokens, "it is no text"
 	case !ok || body.Root.Get("truncate_prompt_tokens").Kind() > openai.Null:
 		return epp.NoTokens, "truncate_prompt_tokens or add_special_tokens is set"
-	case t != nil && !(bare && len(t.Text("", nil)) > 0):
-		s.tokens = t.Text(p.Text, s.tokens)
-		if p.Pair != "" {
-			s.tokens = t.Text(p.Pair, s.tokens)
+	case t != nil && !(bare && pk.owner.putsAround()):
+		tokens, err := t.Text(ctx, p.Text, s.tokens)
+		if err == nil && p.Pair != "" {
+			tokens, err = t.Text(ctx, p.Pair, tokens)
 		}
+		if err != nil {
+			return epp.NoTokens, errLeft.Error()
+		}
+		s.tokens = tokens
 		return epp.LocalTokens, ""
 	case ask == nil && t == nil:
 		return epp.NoTokens, "no tokenizer is configured"
@@ -180,15 +187,19 @@ func (pk *Pick) tokenizeChat(ctx context.Context, body *openai.Body, ask ask) {
 		return
 	}
 	if len(media) > 0 {
-		pk.tokenizeMedia(c, media)
+		pk.tokenizeMedia(ctx, c, media)
 		return
 	}
 	reason := "no tokenizer is configured"
 	if t != nil {
-		tokens, err := t.Chat(c, s.tokens)
+		tokens, err := t.Chat(ctx, c, s.tokens)
 		if err == nil {
 			s.tokens, r.TokenSource = tokens, epp.LocalTokens
 			s.prompts = append(s.prompts, prompt{end: len(tokens)})
+			return
+		}
+		if ctx.Err() != nil {
+			pk.tokenNote = errLeft.Error()
 			return
 		}
 		reason = "chat template: " + err.Error()
@@ -227,7 +238,7 @@ func askPath(c *openai.Body) string {
 // meet nothing that an engine tells (see chain).
 //
 // Where the first one stands is where two prompts part that differ in it alone.
-func (pk *Pick) tokenizeMedia(c *openai.Body, media []openai.Media) {
+func (pk *Pick) tokenizeMedia(ctx context.Context, c *openai.Body, media []openai.Media) {
 	s, t := pk.s, pk.owner.opt.Tokenizer
 	if t == nil {
 		pk.tokenNote = "no tokenizer is configured, and an engine is not asked about media"
@@ -244,12 +255,16 @@ func (pk *Pick) tokenizeMedia(c *openai.Body, media []openai.Media) {
 		if b == nil {
 			return nil, err
 		}
-		return t.Chat(b, dst)
+		return t.Chat(ctx, b, dst)
 	}
 	tokens, err := render("a", s.tokens)
 	var other []uint32
 	if err == nil {
 		other, err = render("7", nil)
+	}
+	if ctx.Err() != nil {
+		pk.tokenNote = errLeft.Error()
+		return
 	}
 	if err != nil {
 		pk.tokenNote = "chat template: " + err.Error()
@@ -322,7 +337,13 @@ func (p *Picker) probe(text string) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.opt.Tokenizer.Chat(b, nil)
+	return p.opt.Tokenizer.Chat(context.Background(), b, nil)
+}
+
+// putsAround reports whether the tokenizer puts tokens of its own around a text.
+func (p *Picker) putsAround() bool {
+	tokens, err := p.opt.Tokenizer.Text(context.Background(), "", nil)
+	return err != nil || len(tokens) > 0
 }
 
 // templateJoinsParts reports whether the template takes a content of several parts

@@ -42,7 +42,7 @@ func (t turns) take(ctx context.Context, bytes, most int) (done func(), why stri
 	case t <- struct{}{}:
 		return func() { <-t }, ""
 	case <-ctx.Done():
-		return done, "the client left"
+		return done, errLeft.Error()
 	case <-late.C:
 		return done, fmt.Sprintf("other long prompts took longer than %v", maxTurnWait)
 	}

@@ -12,8 +12,10 @@ import (
 
 	"epp.internal/epp"
 	"epp.internal/epp/decision"
+	"epp.internal/epp/epptest/demotok"
 	"epp.internal/epp/openai"
 	"epp.internal/epp/picker"
+	"epp.internal/epp/tokenize"
 )
 
 // slowTokenizer may take a while for each text, and shows how many run at once.
@@ -37,12 +39,12 @@ func (s *slowTokenizer) work() {
 	}
 }
 
-func (s *slowTokenizer) Text(_ string, dst []uint32) []uint32 {
+func (s *slowTokenizer) Text(_ context.Context, _ string, dst []uint32) ([]uint32, error) {
 	s.work()
-	return append(dst, count(1, 32)...)
+	return append(dst, count(1, 32)...), nil
 }
 
-func (s *slowTokenizer) Chat(_ *openai.Body, dst []uint32) ([]uint32, error) {
+func (s *slowTokenizer) Chat(_ context.Context, _ *openai.Body, dst []uint32) ([]uint32, error) {
 	s.work()
 	return append(dst, count(1, 32)...), nil
 }
@@ -150,4 +152,43 @@ func TestClientLeavesPrompts(t *testing.T) {
 	if rec := p.last(); s.texts.Load() != 1 || !strings.HasPrefix(rec.TokenNote, "2 of 3 prompts are not tokenized: the client left") {
 		t.Errorf("%d texts were tokenized, %q", s.texts.Load(), rec.TokenNote)
 	}
+}
+
+// TestClientLeavesGiantWord: a word of a megabyte, which takes more than a second, is
+// not gone on with when the client leaves.
+func TestClientLeavesGiantWord(t *testing.T) {
+	vocabulary, config := demotok.Files()
+	tok, err := tokenize.New(vocabulary, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, form := range []string{"chat", "completion"} {
+		ctx, leave := context.WithCancel(t.Context())
+		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: leaving{tok, leave}}, "a")
+		path, body := long(form, 2<<20)
+		pk, err := p.Pick(ctx, picker.Incoming{ID: "1", Method: "POST", Path: path, Body: []byte(body)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pk.End(picker.ClientGone)
+		if rec := p.last(); rec.TokenSource != epp.NoTokens || !strings.Contains(rec.TokenNote, "the client left") {
+			t.Errorf("%s: %v, %q", form, rec.TokenSource, rec.TokenNote)
+		}
+	}
+}
+
+// leaving is a tokenizer whose client leaves when it has begun.
+type leaving struct {
+	*tokenize.Tokenizer
+	leave func()
+}
+
+func (l leaving) Chat(ctx context.Context, b *openai.Body, dst []uint32) ([]uint32, error) {
+	l.leave()
+	return l.Tokenizer.Chat(ctx, b, dst)
+}
+
+func (l leaving) Text(ctx context.Context, s string, dst []uint32) ([]uint32, error) {
+	l.leave()
+	return l.Tokenizer.Text(ctx, s, dst)
 }

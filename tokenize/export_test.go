@@ -38,7 +38,10 @@ func Borders(t *Tokenizer, text string) iter.Seq[int] { return t.bpe.Borders(tex
 func Joined(t *Tokenizer, a, b string) []uint32 { return t.bpe.Append(t.bpe.Append(nil, a), b) }
 
 // Cached appends the tokens of a text, as far as it can from the cache.
-func Cached(t *Tokenizer, dst []uint32, text string) []uint32 { return t.appendCached(dst, text) }
+func Cached(t *Tokenizer, dst []uint32, text string) []uint32 {
+	ids, _ := t.appendCached(dst, text, nil)
+	return ids
+}
 
 // Chunks returns the number of texts in the cache.
 func Chunks(t *Tokenizer) int {

@@ -3,6 +3,7 @@ package tokenize_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ func TestFamilies(t *testing.T) {
 				t.Errorf("%d texts", texts)
 			}
 			if family.name == "gptoss" {
-				_, err := tok.Chat(chatBody(t, string(requests[0])), nil)
+				_, err := tok.Chat(context.Background(), chatBody(t, string(requests[0])), nil)
 				if !errors.Is(err, chat.ErrNotRenderable) || !strings.Contains(err.Error(), "openai-harmony") {
 					t.Errorf("a chat gives %v", err)
 				}
@@ -104,12 +105,12 @@ func compareFamily(t *testing.T, tok *tokenize.Tokenizer, name string, requests 
 		}
 		if v.Request == nil {
 			texts++
-			if got := tok.Text(v.Text, nil); !slices.Equal(got, v.IDs) {
+			if got := tok.CompletionTokens(v.Text); !slices.Equal(got, v.IDs) {
 				t.Errorf("%+q:\n got %d\nwant %d", v.Text, got, v.IDs)
 			}
 			continue
 		}
-		got, err := tok.Chat(chatBody(t, string(requests[*v.Request])), nil)
+		got, err := tok.Chat(context.Background(), chatBody(t, string(requests[*v.Request])), nil)
 		switch {
 		case v.Error != "" && err == nil:
 			t.Errorf("request %d: got %q, vLLM fails: %s", *v.Request, tok.Decode(got), v.Error)
@@ -158,7 +159,7 @@ func checkConversation(t *testing.T, tok *tokenize.Tokenizer) {
 		messages = append(messages, fmt.Sprintf(`{"role":%q,"content":%s}`, role, content))
 		body := fmt.Sprintf(`{"model":"m","messages":[%s]}`, strings.Join(messages, ","))
 		for range 2 {
-			got, err := tok.Chat(chatBody(t, body), nil)
+			got, err := tok.Chat(context.Background(), chatBody(t, body), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,10 +196,10 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: %v", c.config, err)
 			continue
 		}
-		if ids := tok.Text(" the", nil); len(ids) != 1 {
+		if ids := tok.CompletionTokens(" the"); len(ids) != 1 {
 			t.Errorf("%s: the text's tokens are %d", c.config, ids)
 		}
-		ids, err := tok.Chat(body(t), []uint32{7})
+		ids, err := tok.Chat(context.Background(), body(t), []uint32{7})
 		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, chat.ErrNotRenderable) || !strings.Contains(err.Error(), c.want) || len(ids) != 1) {
 			t.Errorf("%s, mode %q: a chat gives %v, not %q", c.config, c.mode, err, c.want)
 		}

@@ -5,7 +5,7 @@
 // part.
 //
 //	t, err := tokenize.New(tokenizerJSON, tokenizerConfigJSON)
-//	ids, err := t.Chat(body, nil) // the engine's own token IDs
+//	ids, err := t.Chat(ctx, body, nil) // the engine's own token IDs
 //
 // Invariants: the tokens are the engine's or there are none (an error), for a
 // wrong token looks like a cold cache for ever; what the cache returns is what
@@ -13,6 +13,7 @@
 package tokenize
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -83,19 +84,47 @@ func (t *Tokenizer) SetClock(now func() time.Time) {
 
 // Chat appends the tokens of a chat's prompt to dst. It returns dst as it was
 // beside an error: one that is [chat.ErrNotRenderable] where only the engine can
-// tell the prompt, any other where the engine refuses the request too.
-func (t *Tokenizer) Chat(b *openai.Body, dst []uint32) ([]uint32, error) {
+// tell the prompt, that of ctx where it ended before a long text was done, any other
+// where the engine refuses the request too.
+func (t *Tokenizer) Chat(ctx context.Context, b *openai.Body, dst []uint32) ([]uint32, error) {
 	if t.chat == nil {
 		return dst, fmt.Errorf("%w: %s", chat.ErrNotRenderable, t.reason)
 	}
-	err := t.chat.RenderTo(b, func(text string) { dst = t.appendCached(dst, text) })
-	return dst, err
+	stop, done := stopper(ctx), true
+	ids := dst
+	err := t.chat.RenderTo(b, func(text string) {
+		if done {
+			ids, done = t.appendCached(ids, text, stop)
+		}
+	})
+	if err == nil && !done {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return dst, err
+	}
+	return ids, nil
 }
 
 // Text appends the tokens of a completion's prompt to dst, with those that the
 // model's tokenizer puts around a text by itself (add_special_tokens, which is
-// true for completions by default).
-func (t *Tokenizer) Text(s string, dst []uint32) []uint32 { return t.bpe.AppendSpecial(dst, s) }
+// true for completions by default). The only error is ctx's, where that ended before
+// a long text was done; dst is as it was then.
+func (t *Tokenizer) Text(ctx context.Context, s string, dst []uint32) ([]uint32, error) {
+	ids, done := t.bpe.AppendSpecialUntil(dst, s, stopper(ctx))
+	if !done {
+		return dst, ctx.Err()
+	}
+	return ids, nil
+}
+
+// stopper returns what tells whether ctx has ended, nil if it never does.
+func stopper(ctx context.Context) func() bool {
+	if ctx.Done() == nil {
+		return nil
+	}
+	return func() bool { return ctx.Err() != nil }
+}
 
 // Decode returns the text of token IDs; an unknown ID has none.
 func (t *Tokenizer) Decode(ids []uint32) string { return t.bpe.Decode(ids) }
@@ -106,16 +135,16 @@ func (t *Tokenizer) ChatTokens(body []byte) ([]uint32, error) {
 	if b == nil {
 		return nil, err
 	}
-	return t.Chat(b, nil)
+	return t.Chat(context.Background(), b, nil)
 }
 
 // CompletionTokens returns the tokens of a completion's prompt.
-func (t *Tokenizer) CompletionTokens(text string) []uint32 { return t.Text(text, nil) }
+func (t *Tokenizer) CompletionTokens(text string) []uint32 { return t.bpe.AppendSpecial(nil, text) }
 
 // appendCached appends the tokens of text, chunk by chunk. Cut behind an added
 // token the chunks' tokens, joined, are those of the whole: see
-// [bpe.Tokenizer.Borders].
-func (t *Tokenizer) appendCached(dst []uint32, text string) []uint32 {
+// [bpe.Tokenizer.Borders]. done is false where stop returned true before the end.
+func (t *Tokenizer) appendCached(dst []uint32, text string, stop func() bool) (_ []uint32, done bool) {
 	cut := 0
 	for end := range t.bpe.Borders(text) {
 		if end-cut < minChunkBytes {
@@ -129,8 +158,10 @@ func (t *Tokenizer) appendCached(dst []uint32, text string) []uint32 {
 			continue
 		}
 		from := len(dst)
-		dst = t.bpe.Append(dst, chunk)
+		if dst, done = t.bpe.AppendUntil(dst, chunk, stop); !done {
+			return dst, false
+		}
 		t.chunks.put(hash, chunk, dst[from:])
 	}
-	return t.bpe.Append(dst, text[cut:])
+	return t.bpe.AppendUntil(dst, text[cut:], stop)
 }

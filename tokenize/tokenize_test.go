@@ -2,6 +2,7 @@ package tokenize_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,14 +76,14 @@ func TestVectors(t *testing.T) {
 		}
 		kinds[v.Kind]++
 		if v.Kind == "text" {
-			if got := tok.Text(v.Text, nil); !slices.Equal(got, v.IDs) {
+			if got := tok.CompletionTokens(v.Text); !slices.Equal(got, v.IDs) {
 				t.Errorf("text %s: got %v, want %v", v.Name, got, v.IDs)
 			}
 			continue
 		}
 		body := fmt.Sprintf(`{"model":"m","messages":%s,"tools":%s,"add_generation_prompt":%v}`, v.Messages, v.Tools, v.Generate)
 		for range 2 { // the second time from the cache
-			got, err := tok.Chat(chatBody(t, body), nil)
+			got, err := tok.Chat(context.Background(), chatBody(t, body), nil)
 			if err != nil || !slices.Equal(got, v.IDs) {
 				t.Errorf("chat %s: got %v, %v, want %v", v.Name, got, err, v.IDs)
 			}
@@ -173,7 +174,7 @@ func TestCachedIsWhole(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got, err := cached.Chat(b, []uint32{7})
+				got, err := cached.Chat(context.Background(), b, []uint32{7})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -201,7 +202,7 @@ func TestConcurrent(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				got, err := tok.Chat(b, nil)
+				got, err := tok.Chat(context.Background(), b, nil)
 				if err != nil || !slices.Equal(got, tokenize.Whole(tok, b)) {
 					t.Errorf("goroutine %d, request %d: wrong tokens, %v", g, i, err)
 				}
@@ -268,7 +269,7 @@ func TestCaseC3(t *testing.T) {
 // What only the engine can turn into a prompt is said so, by its kind.
 func TestChatNotRenderable(t *testing.T) {
 	b := chatBody(t, `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}]}`)
-	got, err := qwen3(t).Chat(b, []uint32{1})
+	got, err := qwen3(t).Chat(context.Background(), b, []uint32{1})
 	if !errors.Is(err, chat.ErrNotRenderable) || len(got) != 1 {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -346,6 +347,6 @@ func BenchmarkTurn(b *testing.B) {
 		})
 	}
 	run("text", func(text string, _ *openai.Body) { ids = tokenize.Cached(tok, ids[:0], text) })
-	run("chat", func(_ string, body *openai.Body) { ids, _ = tok.Chat(body, ids[:0]) })
+	run("chat", func(_ string, body *openai.Body) { ids, _ = tok.Chat(context.Background(), body, ids[:0]) })
 	run("whole", func(text string, _ *openai.Body) { ids = tokenize.Joined(tok, text, "") })
 }

@@ -125,7 +125,7 @@ func startEngines(o options) (engines []*epptest.Engine, err error) {
 	for i := range o.engines {
 		profile, _ := engine.ProfileNamed("article-8b")
 		e, err := epptest.StartEngine(epptest.EngineConfig{
-			Name: fmt.Sprintf("engine-%d", i), Model: rig.Model, Tokenizer: tok, AnswerTokens: tok.Text(" ok", nil),
+			Name: fmt.Sprintf("engine-%d", i), Model: rig.Model, Tokenizer: tok, AnswerTokens: tok.CompletionTokens(" ok"),
 			Engine:         engine.Config{Profile: profile, Blocks: 100_000},
 			MaxModelTokens: 200_000, TimeScale: 1e-4,
 		})

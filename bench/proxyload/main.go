@@ -1,7 +1,10 @@
 // Command proxyload measures what a proxy in front of engines costs: requests a
 // second over 64 connections and the time of one over a single connection, straight
-// to an engine, through the picker's proxy and, where its program is named, through
-// sglang-router, in turns. It prints a Markdown table.
+// to an engine, through the floor, through the picker's proxy and, where its program
+// is named, through sglang-router, in turns. It prints a Markdown table.
+//
+// The floor is the standard library's reverse proxy, which reads each body whole and
+// sends it to one engine after another: no proxy on net/http can take much less.
 //
 // The engines answer at once. Bodies are growing conversations of real text of about
 // 16 KB; the picker tokenizes each, as it would anywhere.
@@ -47,6 +50,7 @@ type options struct {
 func main() {
 	var o options
 	worker := flag.String("worker", "", "serve as an engine on this address, and nothing else")
+	floor := flag.String("floor", "", "serve as the floor on this address, in front of the engines at the URLs that follow, and nothing else")
 	flag.StringVar(&o.epp, "epp", "bin/epp", "the picker's binary")
 	flag.StringVar(&o.sglang, "sglang-router", "", "the program of sglang-router; empty: it is not measured")
 	flag.StringVar(&o.tokenizer, "tokenizer", "", "folder of tokenizer.json and tokenizer_config.json")
@@ -57,9 +61,12 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	var err error
-	if *worker != "" {
+	switch {
+	case *worker != "":
 		err = serveEngine(*worker)
-	} else {
+	case *floor != "":
+		err = serveFloor(*floor, flag.Args())
+	default:
 		err = run(ctx, o, os.Stdout)
 	}
 	stop()
@@ -159,6 +166,14 @@ func startSides(o options, start func(address, path string, args ...string) (*ri
 	sides := []side{{name: "direct", server: direct}}
 	address, err := rig.FreeAddress()
 	if err != nil {
+		return nil, err
+	}
+	floor, err := start(address, self, append([]string{"--floor", address}, urls...)...)
+	if err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	sides = append(sides, side{name: "floor", server: floor})
+	if address, err = rig.FreeAddress(); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "proxyload-")

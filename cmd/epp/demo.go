@@ -186,7 +186,7 @@ func (d *demo) startEngines() ([]*epptest.Engine, error) {
 	}
 	var answers []uint32
 	for _, w := range demotok.Words() {
-		answers = append(answers, d.tok.Text(" "+w, nil)...)
+		answers = append(answers, d.tok.CompletionTokens(" "+w)...)
 	}
 	var engines []*epptest.Engine
 	for i := range demoEngines {

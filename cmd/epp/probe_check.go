@@ -356,7 +356,7 @@ func (p *inspection) checkTokens(ctx context.Context) {
 		b, err := openai.Read("/v1/chat/completions", body)
 		if err == nil {
 			var ours []uint32
-			if ours, err = tok.Chat(b, nil); err == nil && !slices.Equal(ours, out.Tokens) {
+			if ours, err = tok.Chat(ctx, b, nil); err == nil && !slices.Equal(ours, out.Tokens) {
 				err = fmt.Errorf("%d tokens, %d by the engine", len(ours), len(out.Tokens))
 			}
 		}

@@ -173,7 +173,7 @@ func (r *rig) start(cfg *config.Config, o options) {
 
 func answerTokens(tok *tokenize.Tokenizer) (ids []uint32) {
 	for _, w := range demotok.Words() {
-		ids = append(ids, tok.Text(" "+w, nil)...)
+		ids = append(ids, tok.CompletionTokens(" "+w)...)
 	}
 	return ids
 }

@@ -118,12 +118,12 @@ func BenchmarkMerge(b *testing.B) {
 	for _, n := range []int{8, 24, 48} {
 		b.Run("scan", func(b *testing.B) {
 			for range b.N {
-				dst = t.appendMerged(dst[:0], word[:n])
+				dst = t.appendMerged(dst[:0], word[:n], &patience{})
 			}
 		})
 		b.Run("heap", func(b *testing.B) {
 			for range b.N {
-				dst = t.appendMergedLong(dst[:0], word[:n])
+				dst = t.appendMergedLong(dst[:0], word[:n], &patience{})
 			}
 		})
 	}

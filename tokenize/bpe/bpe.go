@@ -43,13 +43,46 @@ type Tokenizer struct {
 // text alone. Cost: about 0.1 µs per token; no allocation if text is normalized
 // already, dst has room and no word is new.
 func (t *Tokenizer) Append(dst []uint32, text string) []uint32 {
+	return t.append(dst, text, &patience{})
+}
+
+// AppendUntil is Append that gives up when stop returns true, which it asks now and
+// then, in the midst of a long word too. What it returns is no tokens of text then,
+// and done is false. A nil stop is not asked.
+func (t *Tokenizer) AppendUntil(dst []uint32, text string, stop func() bool) (ids []uint32, done bool) {
+	p := patience{stop: stop}
+	ids = t.append(dst, text, &p)
+	return ids, !p.over
+}
+
+// patienceSteps is how many bytes of text, or merges of a long word, lie between two
+// questions: two milliseconds or so of a long word, and less of others.
+const patienceSteps = 1 << 14
+
+// patience is how long an Append goes on.
+type patience struct {
+	stop func() bool // nil: to the end
+	left int         // steps to the next question
+	over bool
+}
+
+// spend takes so many steps and reports whether to go on.
+func (p *patience) spend(steps int) bool {
+	if p.left -= steps; p.left <= 0 && p.stop != nil {
+		p.left = patienceSteps
+		p.over = p.over || p.stop()
+	}
+	return !p.over
+}
+
+func (t *Tokenizer) append(dst []uint32, text string, p *patience) []uint32 {
 	text = validUTF8(text)
-	for at := 0; at < len(text); {
+	for at := 0; at < len(text) && !p.over; {
 		start, end, id, ok := t.raw.find(text, at)
 		if !ok {
-			return t.appendPiece(dst, text[at:])
+			return t.appendPiece(dst, text[at:], p)
 		}
-		dst = append(t.appendPiece(dst, text[at:start]), id)
+		dst = append(t.appendPiece(dst, text[at:start], p), id)
 		at = end
 	}
 	return dst
@@ -59,19 +92,25 @@ func (t *Tokenizer) Append(dst []uint32, text string) []uint32 {
 // post-processor names, such as Llama's <|begin_of_text|>. Engines add them to
 // a completion's prompt, not to a rendered chat.
 func (t *Tokenizer) AppendSpecial(dst []uint32, text string) []uint32 {
-	dst = append(dst, t.prefix...)
-	return append(t.Append(dst, text), t.suffix...)
+	ids, _ := t.AppendSpecialUntil(dst, text, nil)
+	return ids
+}
+
+// AppendSpecialUntil is to AppendSpecial what AppendUntil is to Append.
+func (t *Tokenizer) AppendSpecialUntil(dst []uint32, text string, stop func() bool) (ids []uint32, done bool) {
+	ids, done = t.AppendUntil(append(dst, t.prefix...), text, stop)
+	return append(ids, t.suffix...), done
 }
 
 // appendPiece appends the IDs of what stands between two raw added tokens.
-func (t *Tokenizer) appendPiece(dst []uint32, text string) []uint32 {
+func (t *Tokenizer) appendPiece(dst []uint32, text string, p *patience) []uint32 {
 	text = t.normalize(text)
-	for at := 0; at < len(text); {
+	for at := 0; at < len(text) && !p.over; {
 		start, end, id, ok := t.normalized.find(text, at)
 		if !ok {
-			return t.appendWords(dst, text[at:])
+			return t.appendWords(dst, text[at:], p)
 		}
-		dst = append(t.appendWords(dst, text[at:start]), id)
+		dst = append(t.appendWords(dst, text[at:start], p), id)
 		at = end
 	}
 	return dst
@@ -90,17 +129,20 @@ func (t *Tokenizer) normalize(text string) string {
 }
 
 // appendWords appends the IDs of text without added tokens.
-func (t *Tokenizer) appendWords(dst []uint32, text string) []uint32 {
+func (t *Tokenizer) appendWords(dst []uint32, text string, p *patience) []uint32 {
 	for len(text) > 0 {
 		n := t.scan(t.unicode, text)
-		dst = t.appendWord(dst, text[:n])
+		if !p.spend(n) {
+			return dst
+		}
+		dst = t.appendWord(dst, text[:n], p)
 		text = text[n:]
 	}
 	return dst
 }
 
 // appendWord appends the IDs of one word.
-func (t *Tokenizer) appendWord(dst []uint32, word string) []uint32 {
+func (t *Tokenizer) appendWord(dst []uint32, word string, p *patience) []uint32 {
 	if len(word) == 1 {
 		return append(dst, t.bytes[word[0]])
 	}
@@ -113,8 +155,9 @@ func (t *Tokenizer) appendWord(dst []uint32, word string) []uint32 {
 		return dst
 	}
 	start := len(dst)
-	dst = t.appendMerged(dst, word)
-	t.cache.put(hash, word, dst[start:])
+	if dst = t.appendMerged(dst, word, p); !p.over {
+		t.cache.put(hash, word, dst[start:])
+	}
 	return dst
 }
 

@@ -106,14 +106,14 @@ func (t *pairTable) rank(left, right uint32) uint32 {
 // appendMerged appends the tokens of a word: its characters or bytes, of which
 // the neighbours of the lowest rank are merged, the leftmost first, until none
 // merges.
-func (t *Tokenizer) appendMerged(dst []uint32, word string) []uint32 {
+func (t *Tokenizer) appendMerged(dst []uint32, word string, p *patience) []uint32 {
 	if len(word) > utf8.UTFMax*shortSymbols {
-		return t.appendMergedLong(dst, word)
+		return t.appendMergedLong(dst, word, p)
 	}
 	var ids, ranks [shortSymbols]uint32 // ranks[i] is that of ids[i] and ids[i+1]
 	n := len(t.appendSymbols(ids[:0], word))
 	if n > shortSymbols {
-		return t.appendMergedLong(dst, word)
+		return t.appendMergedLong(dst, word, p)
 	}
 	for i := range n - 1 {
 		ranks[i] = t.pairs.rank(ids[i], ids[i+1])
@@ -168,7 +168,7 @@ func (t *Tokenizer) appendSymbols(dst []uint32, word string) []uint32 {
 
 // appendMergedLong is appendMerged by a heap over a linked list: n log n. It takes
 // up to 28 bytes of memory for each byte of word, beside the tokens.
-func (t *Tokenizer) appendMergedLong(dst []uint32, word string) []uint32 {
+func (t *Tokenizer) appendMergedLong(dst []uint32, word string, p *patience) []uint32 {
 	ids := t.appendSymbols(make([]uint32, 0, len(word)), word)
 	list := make([]symbol, len(ids))
 	for i, id := range ids {
@@ -188,10 +188,10 @@ func (t *Tokenizer) appendMergedLong(dst []uint32, word string) []uint32 {
 			queue.push(candidate(r, i))
 		}
 	}
-	for i := range end {
+	for i := int32(0); i < end && p.spend(1); i++ {
 		offer(i)
 	}
-	for len(queue) > 0 {
+	for len(queue) > 0 && p.spend(1) {
 		top := queue.pop()
 		i := int32(uint32(top))
 		s := &list[i]
@@ -210,7 +210,7 @@ func (t *Tokenizer) appendMergedLong(dst []uint32, word string) []uint32 {
 		}
 		offer(i)
 	}
-	for i := int32(0); i != end; i = list[i].next {
+	for i := int32(0); i != end && !p.over; i = list[i].next {
 		dst = append(dst, list[i].id)
 	}
 	return dst

@@ -3,6 +3,8 @@ package bpe
 import (
 	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -25,5 +27,43 @@ func TestGiantWord(t *testing.T) {
 	}
 	if tok.Decode(ids) != string(word) {
 		t.Error("the tokens are not the word's")
+	}
+}
+
+// A giant word and a long text end when they are told to, wherever that is; a
+// tokenizer that was stopped remembers nothing wrong, and one that is not stopped
+// returns what Append does.
+func TestAppendUntil(t *testing.T) {
+	tok := loadDemo(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	word := make([]byte, 200_000)
+	for i := range word {
+		word[i] = byte('a' + random.IntN(26))
+	}
+	for name, text := range map[string]string{
+		"word":  string(word),
+		"words": strings.Repeat("prefix caches ", 20_000),
+		"both":  "a <|im_start|>" + string(word) + "<|im_end|> b",
+	} {
+		t.Run(name, func(t *testing.T) {
+			want, questions := loadDemo(t).Append(nil, text), 0
+			ids, done := tok.AppendUntil(nil, text, func() bool { questions++; return false })
+			if !done || !slices.Equal(ids, want) {
+				t.Fatalf("%d tokens, done %v, want %d", len(ids), done, len(want))
+			}
+			if least := len(text) / patienceSteps; questions < least || questions > 4*least {
+				t.Errorf("asked %d times in %d bytes", questions, len(text))
+			}
+			tok := loadDemo(t)
+			for n := range questions {
+				asked := 0
+				if _, done := tok.AppendUntil(nil, text, func() bool { asked++; return asked > n }); done || asked != n+1 {
+					t.Fatalf("to stop at question %d: done %v after %d", n+1, done, asked)
+				}
+			}
+			if !slices.Equal(tok.Append(nil, text), want) {
+				t.Error("a tokenizer that was stopped has other tokens since")
+			}
+		})
 	}
 }

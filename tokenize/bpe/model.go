@@ -233,7 +233,7 @@ func (t *Tokenizer) proveWords(vocab map[string]uint32, ignoreMerges bool) {
 		if _, whole := fromAlphabet(text); !whole && !t.metaspace {
 			continue // no text comes to this spelling
 		}
-		if ids = t.appendMerged(ids[:0], word); ignoreMerges || len(ids) == 1 && ids[0] == id {
+		if ids = t.appendMerged(ids[:0], word, &patience{}); ignoreMerges || len(ids) == 1 && ids[0] == id {
 			t.words.put(id)
 		}
 	}

@@ -127,10 +127,10 @@ func checkMerge(t *testing.T, tok *Tokenizer) {
 			return // appendWord gets none
 		}
 		want := dumbMerge(tok, word)
-		if got := tok.appendMerged(nil, word); !slices.Equal(got, want) {
+		if got := tok.appendMerged(nil, word, &patience{}); !slices.Equal(got, want) {
 			t.Fatalf("%q: %d, not %d", word, got, want)
 		}
-		if got := tok.appendMergedLong(nil, word); !slices.Equal(got, want) {
+		if got := tok.appendMergedLong(nil, word, &patience{}); !slices.Equal(got, want) {
 			t.Fatalf("%q by the heap: %d, not %d", word, got, want)
 		}
 	})
