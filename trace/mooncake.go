@@ -47,7 +47,7 @@ func ReadMooncake(name string, r io.Reader) (*Trace, error) {
 		if *row.Timestamp < last {
 			return fmt.Errorf("timestamp %d is before the one of the row above, %d: rows must be in the order of time", *row.Timestamp, last)
 		}
-		if last = *row.Timestamp; uint64(last)-uint64(first) > uint64(MaxDuration/time.Millisecond) {
+		if last = *row.Timestamp; last-first > int64(MaxDuration/time.Millisecond) {
 			return fmt.Errorf("timestamp %d is more than %v after the first one, %d", last, MaxDuration, first)
 		}
 		if len(t.Requests) == MaxRequests {
@@ -73,6 +73,9 @@ const MaxDuration = 31 * 24 * time.Hour
 func (row *mooncakeRow) check() error {
 	if row.Timestamp == nil {
 		return errors.New("timestamp is missing: want milliseconds")
+	}
+	if *row.Timestamp < 0 {
+		return fmt.Errorf("timestamp %d: want milliseconds, 0 or more", *row.Timestamp)
 	}
 	if err := checkLengths(row.InputLength, row.OutputLength); err != nil {
 		return err

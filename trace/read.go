@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -16,15 +17,14 @@ const headBytes = 64 << 10
 // Read reads a trace in whichever form it has, told by its first bytes; a gzip'd
 // one is read through.
 func Read(name string, r io.Reader) (*Trace, error) {
-	b := bufio.NewReaderSize(r, headBytes)
-	if head, _ := b.Peek(2); bytes.Equal(head, []byte{0x1f, 0x8b}) {
-		z, err := gzip.NewReader(b)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		b = bufio.NewReaderSize(z, headBytes) // what was packed twice is in no known form
+	b, err := Unpack(r)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	head, _ := b.Peek(headBytes) // what cannot be read fails below
+	head, err := b.Peek(headBytes)
+	if len(head) == 0 && err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	switch {
 	case bytes.HasPrefix(head, decisionsBegin):
 		return ReadDecisions(name, b)
@@ -38,6 +38,20 @@ func Read(name string, r io.Reader) (*Trace, error) {
 		return ReadVLLMLog(name, b)
 	}
 	return nil, fmt.Errorf("%s: begins with %.20q: want a Mooncake trace (JSONL with timestamp, input_length, output_length, hash_ids), an Azure one (CSV with %s), a decision log (JSONL that begins with settings), vLLM's log of requests, or OpenAI requests (JSONL with timestamp, request and usage)", name, head, azureColumns)
+}
+
+// Unpack reads through gzip, where a reader begins so. What was packed twice is
+// unpacked once.
+func Unpack(r io.Reader) (*bufio.Reader, error) {
+	b := bufio.NewReaderSize(r, headBytes)
+	if head, _ := b.Peek(2); !bytes.Equal(head, []byte{0x1f, 0x8b}) { // what cannot be read fails when it is
+		return b, nil
+	}
+	z, err := gzip.NewReader(b)
+	if err != nil {
+		return nil, err
+	}
+	return bufio.NewReaderSize(z, headBytes), nil
 }
 
 // Part returns the requests from the share from of the trace's time to the share

@@ -18,6 +18,7 @@ import (
 
 	"epp.internal/epp/decision"
 	"epp.internal/epp/route"
+	"epp.internal/epp/trace"
 )
 
 func replayCommand() *cobra.Command {
@@ -25,7 +26,7 @@ func replayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Make recorded decisions again, by their own settings or by others",
-		Long: `replay reads a file of log.decisions and makes every decision in it again from its raw
+		Long: `replay reads a file of log.decisions, gzip'd or not, and makes every decision in it again from its raw
 inputs. By its own settings each must come out the same to the last bit. By others (a
 configuration, or the flags below on top of what was recorded) it says which picks
 change and why.
@@ -125,11 +126,17 @@ func (r *replay) run() error {
 		return err
 	}
 	defer f.Close()
+	log, err := trace.Unpack(f)
+	if err != nil {
+		return fmt.Errorf("%s: %w", r.path, err)
+	}
 	r.policies, r.others = map[*decision.Settings]*route.Policy{}, map[*decision.Settings]*route.Policy{}
 	r.before, r.after = map[string]int{}, map[string]int{}
-	for lines := decision.NewLogReader(r.path, f); ; {
+	for lines := decision.NewLogReader(r.path, log); ; {
 		l, err := lines.Next()
 		switch {
+		case errors.Is(err, io.EOF) && r.report.Decisions == 0:
+			return fmt.Errorf("%s: no decision in it: want a file of log.decisions", r.path)
 		case errors.Is(err, io.EOF):
 			return r.tell()
 		case err != nil:

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"math"
@@ -79,6 +81,22 @@ func record(t *testing.T, policy string) (string, *sim.Result) {
 	return path, r
 }
 
+// pack writes a file's gzip beside it.
+func pack(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, err = z.Write(data)
+	if err = errors.Join(err, z.Close(), os.WriteFile(path+".gz", b.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return path + ".gz"
+}
+
 // TestReplayIsExact: decisions by every policy of ours, with adapters, full queues
 // and retries in it, come out of the file the same to the last bit; and the gate can
 // be tried on what the plain sum has decided.
@@ -91,6 +109,10 @@ func TestReplayIsExact(t *testing.T) {
 		}
 		if got.Decisions < len(r.Requests) || got.Early != 0 || got.Exact != got.Decisions || got.Compared != 0 {
 			t.Errorf("%s: %+v, want all of at least %d exact", policy, got, len(r.Requests))
+		}
+		packed, err := replayed(t, pack(t, path))
+		if err != nil || packed.Exact != got.Exact {
+			t.Errorf("%s: of the packed log %d are exact, %v", policy, packed.Exact, err)
 		}
 		same, err := replayed(t, path, "--weights", "cache=0.6,load=0.2,queue=0.1,health=0.05,adapter=0.05")
 		if err != nil || same.Compared != got.Decisions || same.Changed != 0 {
@@ -147,10 +169,15 @@ func TestReplayTells(t *testing.T) {
 // TestReplayRefuses: each wrong input has one error that names it.
 func TestReplayRefuses(t *testing.T) {
 	path, _ := record(t, "weighted")
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
+		{[]string{empty}, "empty: no decision in it: want a file of log.decisions"},
 		{[]string{"nowhere"}, "open nowhere: no such file"},
 		{[]string{"replay.go"}, "replay.go:1: no line of a decision log: "},
 		{[]string{path, "--weights", "speed=1"}, `--weights: "speed=1": want name=number`},

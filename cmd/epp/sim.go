@@ -199,13 +199,17 @@ func (s *simulation) world() (*trace.Trace, error) {
 	return s.load()
 }
 
-// maxKVTokens bounds the memory of a simulated engine: some hundred bytes for each 16.
-const maxKVTokens = 1 << 26
+// What --kv-tokens may be: a block at least, and no more memory than some hundred
+// bytes for each 16.
+const minKVTokens, maxKVTokens = engine.DefaultBlockTokens, 1 << 26
 
 // engines makes the profiles into engines.
 func (s *simulation) engines() error {
-	if s.kvTokens < 0 || s.kvTokens > maxKVTokens {
-		return fmt.Errorf("--kv-tokens %d: want 1–%d, or 0 for the profile's", s.kvTokens, maxKVTokens)
+	if s.kvTokens != 0 && (s.kvTokens < minKVTokens || s.kvTokens > maxKVTokens) {
+		return fmt.Errorf("--kv-tokens %d: want %d–%d, or 0 for the profile's", s.kvTokens, minKVTokens, maxKVTokens)
+	}
+	if s.cfg.Engine.MaxRunning < 1 {
+		return fmt.Errorf("--max-running %d: want 1 or more", s.cfg.Engine.MaxRunning)
 	}
 	var cfgs []engine.Config
 	for _, name := range s.profiles {

@@ -115,14 +115,17 @@ func TestSimRefuses(t *testing.T) {
 		{[]string{"--generate", "hot", "--pods", "0"}, "sim: endpoints: 0: want 1–4096"},
 		{[]string{"--generate", "hot", "--report-lag", "1us"}, "sim: report interval: 1µs: want 1ms–744h0m0s"},
 		{[]string{"--generate", "hot", "--report-lag", "0"}, "--report-lag 0s: want 1ms or more"},
-		{[]string{"--generate", "hot", "--kv-tokens", "-1"}, "--kv-tokens -1: want 1–67108864"},
-		{[]string{"--generate", "hot", "--kv-tokens", "9000000000000"}, "--kv-tokens 9000000000000: want 1–67108864"},
+		{[]string{"--generate", "hot", "--kv-tokens", "-1"}, "--kv-tokens -1: want 16–67108864"},
+		{[]string{"--generate", "hot", "--kv-tokens", "9000000000000"}, "--kv-tokens 9000000000000: want 16–67108864"},
 		{[]string{"--generate", "hot", "--rate", "0.00001"}, "workload hot: 5000 requests at a rate of 1e-05 take 500000000 s: want at most 1339200"},
 		{[]string{"--generate", "hot", "--fault", "slow@0s:0:1m:2x"}, `"2x" cannot be read: want kind@time`},
 		{[]string{"--generate", "hot", "--fault", "slow@0s:0:1m:NaN"}, "fault slow: factor NaN: want 0.001"},
 		{[]string{"--generate", "hot", "--fault", "crash"}, `--fault: fault "crash": no @: want kind@time`},
 		{[]string{"--generate", "hot", "--part", "0.5"}, `--part "0.5": want from:to`},
-		{[]string{"--generate", "hot", "--max-running", "-1"}, "engine: MaxRunning (-1) must be >= 1"},
+		{[]string{"--generate", "hot", "--max-running", "-1"}, "--max-running -1: want 1 or more"},
+		{[]string{"--generate", "hot", "--max-running", "0"}, "--max-running 0: want 1 or more"},
+		{[]string{"--generate", "hot", "--kv-tokens", "15"}, "--kv-tokens 15: want 16–67108864, or 0"},
+		{[]string{"--trace", "."}, "is a directory"},
 	} {
 		if _, err := simulate(t, c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: error %v, want %s", c.args, err, c.want)
