@@ -84,10 +84,10 @@ fuzz:
 		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)" </dev/null || exit 1; \
 	done
 
-## bench: rows 1 to 5 of the budgets beside twins, floors and Dynamo's crate, in one run
+## bench: rows 1 to 9 and 11 of the budgets beside twins, floors and peers, in one run and one table, which bench/RESULTS.md keeps; ten minutes
 bench:
 	CARGO_TARGET_DIR=$(CACHE)/dynamo-bench cargo build --release --locked --manifest-path bench/peers/dynamo/Cargo.toml
-	go run ./bench/table -dynamo $(CACHE)/dynamo-bench/release/dynamo-bench
+	bench/all.sh -dynamo $(CACHE)/dynamo-bench/release/dynamo-bench
 
 ## gobench: each Go benchmark whose name matches BENCH
 gobench:

@@ -45,7 +45,7 @@ var sizes = []size{
 
 type options struct {
 	epp, nullepp, tokenizer, corpus, log string
-	only                                 string
+	only, figures                        string
 	engines, rounds                      int
 	length                               time.Duration
 }
@@ -57,6 +57,7 @@ func main() {
 	flag.StringVar(&o.tokenizer, "tokenizer", "", "folder of tokenizer.json and tokenizer_config.json")
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go files that conversations are cut from")
 	flag.StringVar(&o.log, "log", os.DevNull, "file for the servers' logs")
+	flag.StringVar(&o.figures, "figures", "", "file that the budgets' figures are added to, for bench/table")
 	flag.StringVar(&o.only, "only", "", "the one cell to measure, as its label begins: \"16 KB/64/BUFFERED\"; empty: all")
 	flag.IntVar(&o.engines, "engines", 8, "fake engines")
 	flag.IntVar(&o.rounds, "rounds", 5, "measurements of each cell, of which the median is shown")
@@ -90,6 +91,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	found, err := rig.CreateFigures(o.figures)
+	if err != nil {
+		return err
+	}
+	defer found.Close()
 	fmt.Fprintln(out, "| mode | body | streams | decisions/s, epp | floor | ratio | p50 / p99 ms, epp | floor | CPU ms per decision, epp | floor | epp RSS |")
 	fmt.Fprintln(out, "|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, s := range sizes {
@@ -100,7 +106,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := measureSize(ctx, o, out, log, engines, s, bodies); err != nil {
+		if err := measureSize(ctx, o, out, log, engines, s, bodies, found); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
@@ -138,7 +144,7 @@ func startEngines(o options) (engines []*epptest.Engine, err error) {
 }
 
 // measureSize measures all rows of one body size, with a picker of their own.
-func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*epptest.Engine, s size, bodies [][][]byte) error {
+func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*epptest.Engine, s size, bodies [][][]byte, found *rig.Figures) error {
 	ours, err := startPicker(ctx, o, log, engines)
 	if err != nil {
 		return err
@@ -175,6 +181,7 @@ func measureSize(ctx context.Context, o options, out, log io.Writer, engines []*
 				}
 			}
 			row(out, s.name, streams, duplex, a, b)
+			put(found, fmt.Sprintf("%s/%d/%s", s.name, streams, modeName(duplex)), a, b)
 		}
 	}
 	return nil
@@ -220,6 +227,38 @@ func modeName(duplex bool) string {
 		return "FULL_DUPLEX_STREAMED"
 	}
 	return "BUFFERED + NONE"
+}
+
+// rows are the cells that a budget names, and the rows of it that they are.
+var rows = map[string][]string{
+	"16 KB/64/BUFFERED + NONE":       {"6a-buffered", "6a-buffered-cpu"},
+	"16 KB/64/FULL_DUPLEX_STREAMED":  {"6a-duplex", "6a-duplex-cpu"},
+	"220 KB/16/BUFFERED + NONE":      {"6b-buffered"},
+	"220 KB/16/FULL_DUPLEX_STREAMED": {"6b-duplex"},
+	"16 KB/1/BUFFERED + NONE":        {"6c-buffered-p50", "6c-buffered-p99"},
+	"16 KB/1/FULL_DUPLEX_STREAMED":   {"6c-duplex-p50", "6c-duplex-p99"},
+}
+
+// put leaves a cell's figures for the table, if a budget names it.
+func put(found *rig.Figures, cell string, ours, floor []figures) {
+	for _, row := range rows[cell] {
+		for side, of := range map[string][]figures{"epp": ours, "floor": floor} {
+			var values []float64
+			for _, f := range of {
+				switch {
+				case strings.HasSuffix(row, "-cpu"):
+					values = append(values, f.cpu)
+				case strings.HasSuffix(row, "-p50"):
+					values = append(values, f.p50)
+				case strings.HasSuffix(row, "-p99"):
+					values = append(values, f.p99)
+				default:
+					values = append(values, f.perSecond)
+				}
+			}
+			found.Put(row, side, values...)
+		}
+	}
 }
 
 // row prints the medians of one cell, with the least and the most decisions.

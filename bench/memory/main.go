@@ -26,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"epp.internal/epp/bench/rig"
 	"epp.internal/epp/engine"
 	"epp.internal/epp/epptest"
 )
@@ -46,14 +47,20 @@ func main() {
 	epp := flag.String("epp", "bin/epp", "the picker's binary")
 	tokenizer := flag.String("tokenizer", "", "folder of tokenizer.json and tokenizer_config.json; empty: that line is left out")
 	blocks := flag.Int("blocks", 1_000_000, "blocks in the index, each held by four endpoints")
+	figures := flag.String("figures", "", "file that the budgets' figures are added to, for bench/table")
 	flag.Parse()
-	if err := run(*epp, *tokenizer, *blocks); err != nil {
+	if err := run(*epp, *tokenizer, *figures, *blocks); err != nil {
 		fmt.Fprintln(os.Stderr, "memory:", err)
 		os.Exit(1)
 	}
 }
 
-func run(epp, tokenizer string, blocks int) error {
+func run(epp, tokenizer, figures string, blocks int) error {
+	found, err := rig.CreateFigures(figures)
+	if err != nil {
+		return err
+	}
+	defer found.Close()
 	prompts := (blocks + promptBlocks - 1) / promptBlocks
 	var engines []*epptest.Engine
 	defer func() {
@@ -79,18 +86,21 @@ func run(epp, tokenizer string, blocks int) error {
 		return err
 	}
 	defer idle.stop()
-	if err := idle.row("idle: no tokenizer, 4 endpoints, empty ring"); err != nil {
+	empty, err := idle.row("idle: no tokenizer, 4 endpoints, empty ring")
+	if err != nil {
 		return err
 	}
+	found.Put("11-idle", "epp", empty)
 	if tokenizer != "" {
 		with, err := start(epp, tokenizer, engines, 2)
 		if err != nil {
 			return err
 		}
-		err = with.row("idle, with a tokenizer")
+		rss, err := with.row("idle, with a tokenizer")
 		if with.stop(); err != nil {
 			return err
 		}
+		found.Put("11-tokenizer", "epp", rss-empty)
 	}
 	if err := fill(engines, prompts); err != nil {
 		return err
@@ -99,7 +109,9 @@ func run(epp, tokenizer string, blocks int) error {
 	if err != nil {
 		return err
 	}
-	return idle.row(fmt.Sprintf("%d blocks on 4 endpoints each", heard))
+	rss, err := idle.row(fmt.Sprintf("%d blocks on 4 endpoints each", heard))
+	found.Put("11-blocks", "epp", rss-empty)
+	return err
 }
 
 // process is a running picker.
@@ -158,15 +170,17 @@ func (p *process) stop() {
 	_ = p.cmd.Wait() // it was told to
 }
 
-// row prints the process's memory, when it has settled.
-func (p *process) row(name string) error {
+// row prints the process's memory, when it has settled, and returns what of it is
+// resident, in MiB.
+func (p *process) row(name string) (rss float64, err error) {
 	time.Sleep(settle)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	fmt.Printf("| %s | %.1f | %.1f |\n", name, kib(status, "VmRSS:")/1024, kib(status, "RssAnon:")/1024)
-	return nil
+	rss = kib(status, "VmRSS:") / 1024
+	fmt.Printf("| %s | %.1f | %.1f |\n", name, rss, kib(status, "RssAnon:")/1024)
+	return rss, nil
 }
 
 // kib is a line of proc_pid_status(5), in KiB.

@@ -1,7 +1,7 @@
 // Command proxyload measures what a proxy in front of engines costs: requests a
 // second over 64 connections and the time of one over a single connection, straight
 // to an engine, through the floor, through the picker's proxy and, where its program
-// is named, through sglang-router, in turns. It prints a Markdown table.
+// is named, through sglang-router and smg, in turns. It prints a Markdown table.
 //
 // The floor is the standard library's reverse proxy, which reads each body whole and
 // sends it to one engine after another: no proxy on net/http can take much less.
@@ -42,9 +42,9 @@ const (
 )
 
 type options struct {
-	epp, sglang, tokenizer, corpus, log string
-	rounds                              int
-	length                              time.Duration
+	epp, sglang, smg, tokenizer, corpus, log, figures string
+	rounds                                            int
+	length                                            time.Duration
 }
 
 func main() {
@@ -53,6 +53,8 @@ func main() {
 	floor := flag.String("floor", "", "serve as the floor on this address, in front of the engines at the URLs that follow, and nothing else")
 	flag.StringVar(&o.epp, "epp", "bin/epp", "the picker's binary")
 	flag.StringVar(&o.sglang, "sglang-router", "", "the program of sglang-router; empty: it is not measured")
+	flag.StringVar(&o.smg, "smg", "", "the program of smg, sglang-router's heir; empty: it is not measured")
+	flag.StringVar(&o.figures, "figures", "", "file that the budgets' figures are added to, for bench/table")
 	flag.StringVar(&o.tokenizer, "tokenizer", "", "folder of tokenizer.json and tokenizer_config.json")
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go files that conversations are cut from")
 	flag.StringVar(&o.log, "log", os.DevNull, "file for the servers' logs")
@@ -121,6 +123,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	found, err := rig.CreateFigures(o.figures)
+	if err != nil {
+		return err
+	}
+	defer found.Close()
 	fmt.Fprintln(out, "| way | connections | requests/s | p50 / p99 ms | CPU ms per request | RSS |")
 	fmt.Fprintln(out, "|---|---|---|---|---|---|")
 	for _, connections := range []int{1, 64} {
@@ -139,6 +146,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		for _, s := range sides {
 			row(out, s, connections)
 		}
+		put(found, sides, connections)
 	}
 	return nil
 }
@@ -191,10 +199,23 @@ func startSides(o options, start func(address, path string, args ...string) (*ri
 		return nil, fmt.Errorf("epp: %w", err)
 	}
 	sides = append(sides, side{name: "epp", server: ours})
-	if o.sglang == "" {
-		return sides, nil
+	for _, p := range []struct{ name, program string }{{"sglang-router", o.sglang}, {"smg", o.smg}} {
+		if p.program == "" {
+			continue
+		}
+		peer, err := startPeer(start, p.program, urls)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+		sides = append(sides, side{name: p.name, server: peer})
 	}
-	if address, err = rig.FreeAddress(); err != nil {
+	return sides, nil
+}
+
+// startPeer starts sglang-router, or smg, which takes the same flags.
+func startPeer(start func(address, path string, args ...string) (*rig.Server, error), program string, urls []string) (*rig.Server, error) {
+	address, err := rig.FreeAddress()
+	if err != nil {
 		return nil, err
 	}
 	_, port, err := net.SplitHostPort(address)
@@ -208,11 +229,7 @@ func startSides(o options, start func(address, path string, args ...string) (*ri
 	_, prometheusPort, _ := net.SplitHostPort(prometheus)
 	args := append([]string{"launch", "--host", "127.0.0.1", "--port", port, "--prometheus-port", prometheusPort, "--prometheus-host", "127.0.0.1",
 		"--policy", "cache_aware", "--log-level", "info", "--worker-urls"}, urls...)
-	peer, err := start(address, o.sglang, args...)
-	if err != nil {
-		return nil, fmt.Errorf("sglang-router: %w", err)
-	}
-	return append(sides, side{name: "sglang-router", server: peer}), nil
+	return start(address, program, args...)
 }
 
 // awaitReady asks until the answer is 200, for a minute at most.
@@ -314,6 +331,27 @@ func measure(ctx context.Context, s *rig.Server, bodies [][]byte, connections in
 	}
 	return figures{perSecond: n / elapsed.Seconds(), p50: at(.5), p99: at(.99), cpu: float64((after - before).Microseconds()) / 1e3 / n, rss: rss}, nil
 }
+
+// put leaves the figures of all sides but the first for the table: the rate of many
+// connections, and of one the median time that a side adds to the straight way's.
+func put(found *rig.Figures, sides []side, connections int) {
+	slices.SortFunc(sides[0].found, byTime)
+	straight := sides[0].found[len(sides[0].found)/2].p50
+	for _, s := range sides[1:] {
+		var rate, added, cpu []float64
+		for _, f := range s.found {
+			rate, added, cpu = append(rate, f.perSecond), append(added, f.p50-straight), append(cpu, f.cpu)
+		}
+		if connections == 1 {
+			found.Put("8b", s.name, added...)
+			continue
+		}
+		found.Put("8a", s.name, rate...)
+		found.Put("8a-cpu", s.name, cpu...)
+	}
+}
+
+func byTime(a, b figures) int { return cmp.Compare(a.p50, b.p50) }
 
 // row prints the medians of one cell, with the least and the most requests.
 func row(out io.Writer, s side, connections int) {

@@ -1,8 +1,10 @@
 // Command table measures the core beside its peers, twins and floors, in one run,
-// and prints the table of rows 1 to 5 as Markdown.
+// puts what other programs have found of rows 6 to 9 and 11 beside it, and prints the
+// table of the budgets as Markdown. bench/all.sh runs those programs first.
 //
-//	go run ./bench/table                  # ours, the naive twins, the floors
-//	go run ./bench/table -dynamo BINARY   # and the built bench/peers/dynamo
+//	go run ./bench/table                       # ours, the naive twins, the floors
+//	go run ./bench/table -dynamo BINARY        # and the built bench/peers/dynamo
+//	go run ./bench/table -figures FILE -benchmarks FILE -results bench/RESULTS.md
 //
 // Absolute times move with the machine and with what else runs on it; ratios
 // within one run do not move much. A figure is that of many short passes which a
@@ -16,6 +18,7 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -29,6 +32,7 @@ import (
 type figure struct {
 	row, work, unit string
 	ours            float64
+	spread          string // of ours, where rounds were measured
 	// twin is the same by the naive twin, floor what cannot be beaten in Go or is
 	// the library's; 0: none.
 	twin, floor float64
@@ -75,6 +79,8 @@ func (f *figure) verdict(theirs []float64) (budget, met string) {
 	}
 	met = "no"
 	switch {
+	case f.budget == 0 && f.share == 0:
+		return "–", "–"
 	case f.budget > 0 && f.within(f.budget):
 		met = "yes"
 	case f.share > 0 && best > 0 && f.within(f.share*best):
@@ -88,14 +94,21 @@ func (f *figure) verdict(theirs []float64) (budget, met string) {
 func main() {
 	dynamo := flag.String("dynamo", "", "path of the built bench/peers/dynamo; empty: no peer")
 	rows := flag.String("rows", "1,2,3,4,5", "which rows to measure")
+	figures := flag.String("figures", "", "file of what extload, proxyload and memory have found")
+	benchmarks := flag.String("benchmarks", "", "output of go test -bench for rows 7 and 9")
+	results := flag.String("results", "", "file that keeps the table, between its two marks; empty: it is printed alone")
 	flag.Parse()
-	if err := run(*dynamo, *rows); err != nil {
+	found, err := readFound(*figures, *benchmarks)
+	if err == nil {
+		err = run(*dynamo, *rows, *results, found)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "table:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dynamo, rows string) error {
+func run(dynamo, rows, results string, found map[string]map[string][]float64) error {
 	var figures []figure
 	if strings.Contains(rows, "1") {
 		figures = hashing()
@@ -114,21 +127,51 @@ func run(dynamo, rows string) error {
 			return err
 		}
 	}
-	fmt.Printf("%s, %d CPUs, %s\n\n", cpu(), runtime.NumCPU(), runtime.Version())
-	print(figures, peer)
-	return nil
+	others, peers := outerFigures(found)
+	for work, p := range peers {
+		peer[work] = p
+	}
+	load, _ := os.ReadFile("/proc/loadavg")
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "%s, %s, %d CPUs, %s; load at the end %.14s\n\n", time.Now().UTC().Format(time.DateOnly), cpu(), runtime.NumCPU(), runtime.Version(), load)
+	write(&out, append(figures, others...), peer)
+	fmt.Print(out.String())
+	if results == "" {
+		return nil
+	}
+	return keep(results, out.String())
 }
 
-// print writes the table as Markdown.
-func print(figures []figure, peer map[string]theirs) {
-	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(tw, "| row\t| work\t| unit\t| ours\t| naive twin\t| floor\t| dynamo-kv-router 1.6.1\t| budget\t| met\t|")
+// The table in a file of results stands between these.
+const begin, end = "<!-- make bench -->\n", "<!-- end of make bench -->\n"
+
+// keep puts the table into a file, in place of the last one.
+func keep(path, table string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	_, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		return fmt.Errorf("%s: no place for the table: want the lines %q and %q", path, begin, end)
+	}
+	return os.WriteFile(path, []byte(before+begin+"\n"+table+"\n"+end+after), 0o644) //nolint:gosec // a file of this repository
+}
+
+// write writes the table as Markdown.
+func write(out io.Writer, figures []figure, peer map[string]theirs) {
+	tw := tabwriter.NewWriter(out, 0, 0, 1, ' ', 0)
+	fmt.Fprintln(tw, "| row\t| work\t| unit\t| ours\t| naive twin\t| floor\t| peers\t| budget\t| met\t|")
 	fmt.Fprintln(tw, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
 	for _, f := range figures {
-		p := peer[f.peer]
+		p, ok := peer[f.peer]
+		if !ok {
+			p = peer[f.work]
+		}
 		budget, met := f.verdict(p.values)
 		fmt.Fprintf(tw, "| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n",
-			f.row, f.work, f.unit, number(f.ours), number(f.twin), number(f.floor), cmp.Or(p.text, "–"), budget, met)
+			f.row, f.work, f.unit, strings.TrimSpace(number(f.ours)+" "+f.spread), number(f.twin), number(f.floor), cmp.Or(p.text, "–"), budget, met)
 	}
 	tw.Flush()
 }
