@@ -2,7 +2,12 @@ module epp.internal/epp/test/kube/apiserver
 
 go 1.26.0
 
-require k8s.io/kubernetes v1.37.2
+tool (
+	k8s.io/kubernetes/cmd/kube-apiserver
+	k8s.io/kubernetes/cmd/kubectl
+)
+
+require k8s.io/kubernetes v1.37.2 // indirect
 
 require (
 	cel.dev/expr v0.25.1 // indirect
