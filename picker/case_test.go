@@ -319,6 +319,9 @@ func TestCaseB4(t *testing.T) {
 			defer close(done)
 			_ = sub.Run(ctx) // ends with ctx
 		}()
+		if err := e.AwaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
 		res, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"model":"sql","prompt":%q,"max_tokens":1%s}`, prompt, salt)))
 		if err != nil {
 			t.Fatal(err)
