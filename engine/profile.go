@@ -9,16 +9,18 @@ import (
 // step that computes N tokens, of them chunks of q_i prompt tokens behind c_i
 // tokens of context, and one token for each answer j of ctx_j tokens, takes
 //
-//	T0 + max(TW, A*N) + B*Σ q_i*(c_i + q_i/2) + K*Σ ctx_j
+//	T0 + max(TW, A*N) + B*Σ q_i*(c_i + q_i/2) + K*Σ ctx_j + S*s
 //
 // milliseconds. TW is the time to read the weights once, A the arithmetic of a
 // token, B that of attention (4 * layers * hidden / FLOPS; the sum is twice the
 // n² coefficient of a cold prompt), K the time to read a token's keys and values
-// (bytes per token / memory bandwidth).
+// (bytes per token / memory bandwidth), S that to choose one token out of the
+// vocabulary, for each of the s requests that get one: a GPU does it in no time that
+// counts, a CPU does not.
 type Profile struct {
 	Name string
 
-	T0, TW, A, B, K float64 // milliseconds
+	T0, TW, A, B, K, S float64 // milliseconds
 
 	// KVTokens is how many tokens the KV cache holds.
 	KVTokens int
@@ -77,6 +79,7 @@ type work struct {
 	tokens    int     // N
 	attention float64 // Σ q_i*(c_i + q_i/2)
 	context   int     // Σ ctx_j
+	samples   int     // s
 }
 
 // prefill adds a chunk of q prompt tokens behind c tokens of context.
@@ -93,6 +96,6 @@ func (w *work) decode(ctx int) {
 
 // stepTime is how long a step with that work takes.
 func (p *Profile) stepTime(w work) time.Duration {
-	ms := p.T0 + max(p.TW, p.A*float64(w.tokens)) + p.B*w.attention + p.K*float64(w.context)
+	ms := p.T0 + max(p.TW, p.A*float64(w.tokens)) + p.B*w.attention + p.K*float64(w.context) + p.S*float64(w.samples)
 	return time.Duration(math.Round(ms * float64(time.Millisecond)))
 }

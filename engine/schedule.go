@@ -151,7 +151,9 @@ func (e *Engine) schedule(r *Request, n int, w *work) {
 	} else {
 		w.prefill(n, r.computed)
 	}
-	r.computed += n
+	if r.computed += n; r.computed == r.known() {
+		w.samples++
+	}
 	r.store(e.cache)
 	e.step = append(e.step, r)
 }

@@ -289,6 +289,31 @@ func TestHotPrefixHerd(t *testing.T) {
 	}
 }
 
+// TestGateWhenIdle: a gate shuts on predicted waiting. In a pool where nothing waits it
+// leaves requests where the sum sends them, and an endpoint that holds none of the few
+// system prompts gets none; first tokens come no later for it. Under load every
+// endpoint has its share.
+func TestGateWhenIdle(t *testing.T) {
+	p, _ := engine.ProfileNamed("a100-8b")
+	summary := func(policy string, rate float64) sim.Summary {
+		tr, err := trace.Generate(trace.Workload{Kind: "bursts", Requests: 2400, Rate: rate, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return run(t, sim.Config{Trace: tr, Policy: policy, Endpoints: 8, Engine: engine.Config{Profile: p}}).Summary()
+	}
+	idle, loaded := summary("gate", 0.5), summary("gate", 24)
+	if idle.Least > 0 {
+		t.Errorf("idle: the endpoint with the fewest requests has %.2f of the mean, want none", idle.Least)
+	}
+	if spread := summary("least-conn", 0.5); idle.P99TTFT > spread.P99TTFT {
+		t.Errorf("idle: time to first token p99 %v, %v where requests are spread", idle.P99TTFT, spread.P99TTFT)
+	}
+	if loaded.Least < 0.8 || loaded.Most > 1.4 {
+		t.Errorf("loaded: the endpoints with the fewest and the most requests have %.2f and %.2f of the mean", loaded.Least, loaded.Most)
+	}
+}
+
 // TestSlowEndpointGetsLess: with one endpoint at a third of the speed, policy
 // latency learns it from first tokens alone, and sends less there.
 func TestSlowEndpointGetsLess(t *testing.T) {

@@ -21,7 +21,7 @@ func tokenFile(t *testing.T) string {
 
 // startAgent runs epp agent beside an engine, for pickers that listen for reports
 // at the addresses.
-func startAgent(t *testing.T, e *engine, pickers []string, more ...string) *process {
+func startAgent(t *testing.T, e *server, pickers []string, more ...string) *process {
 	t.Helper()
 	args := []string{"agent", "--engine", "http://" + e.address, "--token-file", tokenFile(t), "--plaintext"}
 	for _, p := range pickers {
@@ -32,7 +32,7 @@ func startAgent(t *testing.T, e *engine, pickers []string, more ...string) *proc
 
 // deaf is the line of an engine whose events the picker cannot hear: it knows of
 // the engine's blocks by reports, or not at all.
-func (e *engine) deaf(t *testing.T) string { return e.named(mute(t), "") }
+func (e *server) deaf(t *testing.T) string { return e.named(mute(t), "") }
 
 // TestAgents: an agent runs beside each engine, and the picker hears of blocks from
 // them alone. What it predicts equals what the engines report, over several turns
@@ -45,7 +45,7 @@ func TestAgents(t *testing.T) {
 	}
 	endpoints := []string{pool.a.deaf(t), pool.b.deaf(t)}
 	p := startPickerWith(t, settings{reports: at}, endpoints...)
-	for _, e := range []*engine{pool.a, pool.b} {
+	for _, e := range []*server{pool.a, pool.b} {
 		startAgent(t, e, []string{at}, "--probe-interval", "1s")
 	}
 	p.until("both agents report", func(log []line) bool {

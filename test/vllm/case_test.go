@@ -11,7 +11,7 @@ import (
 
 // named is the line of an engine whose sockets are named: an empty replay is
 // none.
-func (e *engine) named(events, replay string) string {
+func (e *server) named(events, replay string) string {
 	if replay == "" {
 		return fmt.Sprintf("{name: %s, address: %q, events: %q}", e.name, e.address, events)
 	}
@@ -75,7 +75,7 @@ func TestCaseA5GapIsReplayed(t *testing.T) {
 
 // followed sends prompts to an engine until one's events have come through the
 // relay: neither of its sockets tells when its subscription stands.
-func (p *picker) followed(r *relay, e *engine, seed uint64) {
+func (p *picker) followed(r *relay, e *server, seed uint64) {
 	p.t.Helper()
 	r.mu.Lock()
 	before := r.passed

@@ -1,6 +1,7 @@
 // Package vllm runs the real picker in front of two real vLLM servers, on CPU,
 // with a tiny model whose weights are random: what the fake engine of epptest
-// says is here held against the engine itself.
+// says is here held against the engine itself, and so are the events of package
+// engine's model.
 //
 // The picker is the command epp as a process of its own, and so are the agents
 // beside the engines; what the tests know of them is what an operator knows:

@@ -32,8 +32,8 @@ type shape struct {
 	maxTokens   int // of a prompt and its answer
 }
 
-// engine is a real vLLM server on fixed ports of its own.
-type engine struct {
+// server is a real vLLM server, an engine, on fixed ports of its own.
+type server struct {
 	name                 string
 	address, pub, replay string // host:port
 	shape                shape
@@ -108,8 +108,8 @@ func freeAddress() (string, error) {
 }
 
 // newEngine gives an engine its ports.
-func newEngine(name string) (*engine, error) {
-	e := &engine{name: name}
+func newEngine(name string) (*server, error) {
+	e := &server{name: name}
 	for _, a := range []*string{&e.address, &e.pub, &e.replay} {
 		var err error
 		if *a, err = freeAddress(); err != nil {
@@ -120,7 +120,7 @@ func newEngine(name string) (*engine, error) {
 }
 
 // start starts the process; awaitUp waits until it serves.
-func (e *engine) start(f *files, s shape) error {
+func (e *server) start(f *files, s shape) error {
 	_, port, _ := net.SplitHostPort(e.address)
 	_, pub, _ := net.SplitHostPort(e.pub)
 	_, replay, _ := net.SplitHostPort(e.replay)
@@ -160,7 +160,7 @@ func (e *engine) start(f *files, s shape) error {
 }
 
 // read reads what the engine logs to its end, and sees it come up.
-func (e *engine) read(cmd *exec.Cmd, out io.Reader, up, ended chan struct{}) {
+func (e *server) read(cmd *exec.Cmd, out io.Reader, up, ended chan struct{}) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
 	serving := false
@@ -180,7 +180,7 @@ func (e *engine) read(cmd *exec.Cmd, out io.Reader, up, ended chan struct{}) {
 
 // awaitUp returns when the engine serves. It says that it has started a moment
 // before it listens, and that it listens nowhere.
-func (e *engine) awaitUp(ctx context.Context) error {
+func (e *server) awaitUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	for {
@@ -202,7 +202,7 @@ func (e *engine) awaitUp(ctx context.Context) error {
 }
 
 // tail is the end of the engine's log.
-func (e *engine) tail() string {
+func (e *server) tail() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	text := e.log.String()
@@ -210,7 +210,7 @@ func (e *engine) tail() string {
 }
 
 // kill ends the engine and all its processes as kill -9 does, and waits for that.
-func (e *engine) kill() {
+func (e *server) kill() {
 	if e.cmd == nil || e.cmd.Process == nil {
 		return
 	}
@@ -219,10 +219,13 @@ func (e *engine) kill() {
 	_ = e.stdin.Close()
 }
 
+// group is the process group of the engine.
+func (e *server) group() int { return e.cmd.Process.Pid }
+
 // enginePool is the two engines that all tests share.
 type enginePool struct {
 	files *files
-	a, b  *engine
+	a, b  *server
 }
 
 // pool is the engines; TestMain starts it.
@@ -254,7 +257,7 @@ func (f *enginePool) start(ctx context.Context, dir string) (err error) {
 }
 
 func (f *enginePool) stop() {
-	for _, e := range []*engine{f.a, f.b} {
+	for _, e := range []*server{f.a, f.b} {
 		if e != nil {
 			e.kill()
 		}
@@ -262,7 +265,7 @@ func (f *enginePool) stop() {
 }
 
 // restart starts an engine that was killed on its old ports, and waits for it.
-func (f *enginePool) restart(t *testing.T, e *engine, s shape) {
+func (f *enginePool) restart(t *testing.T, e *server, s shape) {
 	t.Helper()
 	if err := e.start(f.files, s); err != nil {
 		t.Fatal(err)
@@ -273,7 +276,7 @@ func (f *enginePool) restart(t *testing.T, e *engine, s shape) {
 }
 
 // shaped restarts an engine that has another shape than a test needs.
-func (f *enginePool) shaped(t *testing.T, e *engine, s shape) {
+func (f *enginePool) shaped(t *testing.T, e *server, s shape) {
 	t.Helper()
 	if e.shape != s {
 		e.kill()

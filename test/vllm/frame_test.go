@@ -48,7 +48,7 @@ func TestCapturedFramesAgree(t *testing.T) {
 	}
 	live := map[string]int{}
 	var ours kvevents.Batch
-	for _, e := range []*engine{pool.a, pool.b} {
+	for _, e := range []*server{pool.a, pool.b} {
 		for _, b := range e.history(t) {
 			if err := kvevents.Decode(b.payload, &ours); err != nil || len(ours.Skipped) > 0 || len(ours.Events) != len(b.events) {
 				t.Fatalf("batch %d of %s: %d events, we read %d and skip %v: %v", b.seq, e.name, len(b.events), len(ours.Events), ours.Skipped, err)

@@ -29,7 +29,7 @@ type batch struct {
 // history asks an engine's replay socket for all it ever published: its buffer
 // holds 10,000 batches, more than any of these tests makes. The reader is zmq4's
 // and msgpack's, none of ours.
-func (e *engine) history(t *testing.T) (all []batch) {
+func (e *server) history(t *testing.T) (all []batch) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

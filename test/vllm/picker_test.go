@@ -385,14 +385,14 @@ func (p *picker) ask(body map[string]any) (*answer, line, line) {
 }
 
 // direct asks an engine past the picker.
-func (p *picker) direct(e *engine, body map[string]any) *answer {
+func (p *picker) direct(e *server, body map[string]any) *answer {
 	p.t.Helper()
 	return must(p.t, p.ctx, p.client, "http://"+e.address+"/v1/completions", body)
 }
 
 // caughtUp waits until the picker counts as many blocks on each engine as the
 // engine's own history does.
-func (p *picker) caughtUp(engines ...*engine) {
+func (p *picker) caughtUp(engines ...*server) {
 	p.t.Helper()
 	for _, e := range engines {
 		want := len(held(p.t, e.history(p.t)))
@@ -408,4 +408,4 @@ func (p *picker) caughtUp(engines ...*engine) {
 }
 
 // auto is the line of an engine whose event sockets the picker asks for.
-func (e *engine) auto() string { return fmt.Sprintf("{name: %s, address: %q}", e.name, e.address) }
+func (e *server) auto() string { return fmt.Sprintf("{name: %s, address: %q}", e.name, e.address) }

@@ -11,7 +11,7 @@ import (
 // TestProbeUnderstandsVLLM: epp probe understands all of a real vLLM, its tokens
 // included, and ends with status 0.
 func TestProbeUnderstandsVLLM(t *testing.T) {
-	for _, e := range []*engine{pool.a, pool.b} {
+	for _, e := range []*server{pool.a, pool.b} {
 		out, err := exec.Command(command, "probe", e.address, "--tokenizer", pool.files.model).CombinedOutput()
 		if err != nil {
 			t.Errorf("probe of %s: %v", e.name, err)

@@ -24,7 +24,7 @@ type relay struct {
 }
 
 // newRelay starts a relay of an engine's events.
-func newRelay(t *testing.T, e *engine) *relay {
+func newRelay(t *testing.T, e *server) *relay {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	sub, pub := zmq4.NewSub(ctx), zmq4.NewPub(ctx)

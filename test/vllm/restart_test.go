@@ -74,7 +74,7 @@ func caseA1KilledUnderLoad(t *testing.T) {
 		startPicker(t, pool.a.named(pool.a.pub, ""), pool.b.named(pool.b.pub, "")),
 		startPickerWith(t, settings{reports: "127.0.0.1:0"}, pool.a.deaf(t), pool.b.deaf(t)),
 	}
-	for _, e := range []*engine{pool.a, pool.b} {
+	for _, e := range []*server{pool.a, pool.b} {
 		startAgent(t, e, []string{watching[2].reports})
 	}
 	watching[2].settled("A", "B")
