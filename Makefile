@@ -16,7 +16,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test test-vllm test-browser race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
+.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -37,6 +37,11 @@ test: race alloc lint
 test-vllm:
 	test/vllm/install.sh >/dev/null
 	go test -tags vllm -count=1 -timeout 40m -v ./test/vllm
+
+## test-loaded: the simulator's mean time to first token against a load on both vLLM servers; wants a machine to itself
+test-loaded:
+	test/vllm/install.sh >/dev/null
+	go test -tags 'vllm loaded' -count=1 -timeout 40m -v -run TestLoadedRunIsPredicted ./test/vllm
 
 ## test-browser: the simulator's report in Chromium, installed once
 test-browser:
