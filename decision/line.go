@@ -258,6 +258,7 @@ type LogReader struct {
 	name     string
 	lines    *bufio.Scanner
 	number   int
+	cut      int
 	settings *Settings
 }
 
@@ -268,6 +269,10 @@ func NewLogReader(name string, r io.Reader) *LogReader {
 	return &LogReader{name: name, lines: s}
 }
 
+// Cut is how many lines so far were begun and not ended, as a crash or a full disk
+// leaves them. They are passed over.
+func (r *LogReader) Cut() int { return r.cut }
+
 // Next returns the next line, or io.EOF after the last one. Every other error names
 // the line at fault.
 func (r *LogReader) Next() (*Logged, error) {
@@ -277,6 +282,10 @@ func (r *LogReader) Next() (*Logged, error) {
 			continue
 		}
 		l, err := r.parse(r.lines.Bytes())
+		if errors.Is(err, io.ErrUnexpectedEOF) && r.settings != nil {
+			r.cut++
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", r.name, r.number, err)
 		}

@@ -30,7 +30,11 @@ func ReadDecisions(name string, r io.Reader) (*Trace, error) {
 	for {
 		l, err := lines.Next()
 		if errors.Is(err, io.EOF) {
-			return finish(name, b.requests)
+			t, err := finish(name, b.requests)
+			if err == nil {
+				t.Cut = lines.Cut()
+			}
+			return t, err
 		}
 		if err == nil {
 			err = b.take(l)

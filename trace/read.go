@@ -62,7 +62,7 @@ func (t *Trace) Part(from, to float64) *Trace {
 	}
 	last := t.Requests[len(t.Requests)-1].At
 	begin, end := time.Duration(from*float64(last)), time.Duration(to*float64(last))
-	p := &Trace{Name: t.Name}
+	p := &Trace{Name: t.Name, Cut: t.Cut}
 	for _, r := range t.Requests {
 		if r.At >= begin && (r.At < end || to >= 1) {
 			r.At -= begin

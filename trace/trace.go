@@ -24,6 +24,9 @@ type Trace struct {
 	// Name says where it comes from; generated ones say so.
 	Name     string
 	Requests []Request
+	// Cut is how many lines of a decision log were cut off while they were written,
+	// and are left out.
+	Cut int
 }
 
 // Duration is the last request's arrival.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"epp.internal/epp/decision"
@@ -68,21 +69,45 @@ func openJournal(path string, most int64, log *slog.Logger) (*journal, error) {
 }
 
 // open opens the file, for its owner alone: who asked what, and when, is nobody
-// else's.
+// else's. Nor does another process write to it: its decisions would be read as made
+// by our settings. A line that a crash has cut off is ended there.
 func (j *journal) open() error {
-	f, err := os.OpenFile(j.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(j.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
-	info, err := f.Stat()
-	if err == nil {
-		err = f.Chmod(0o600) // it may have been there before
-	}
+	size, err := own(f)
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	j.file, j.out, j.size = f, bufio.NewWriterSize(f, 64<<10), info.Size()
+	j.file, j.out, j.size = f, bufio.NewWriterSize(f, 64<<10), size
 	return nil
+}
+
+// own makes the file this process's own, and returns its size. A file that is no
+// regular one is nobody's.
+func own(f *os.File) (size int64, err error) {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return 0, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
+		return 0, fmt.Errorf("%s: another process writes to it: want a file for each", f.Name())
+	} else if err != nil {
+		return 0, err
+	}
+	if err := f.Chmod(0o600); err != nil { // it may have been there before
+		return 0, err
+	}
+	if info, err = f.Stat(); err != nil || info.Size() == 0 { // nobody writes to it now
+		return 0, err
+	}
+	last := make([]byte, 1)
+	if _, err := f.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
+		return info.Size(), err
+	}
+	_, err = f.WriteString("\n")
+	return info.Size() + 1, err
 }
 
 // decided queues a decision.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -41,7 +42,7 @@ func (s *stall) String() string {
 	return fmt.Sprintf("%d calls, the longest %v", s.calls.Load(), time.Duration(s.longest.Load()))
 }
 
-// TestCaseP4LockTakenTwice: requests and readers of the pool at full speed, a
+// TestCaseP4LockTakenTwice: requests, each looked up in the index, and readers of the pool at full speed, a
 // writer of readings every millisecond, more KV events than the index has room
 // for, and scrapes of the metrics page, all at once. Nothing stops: no call takes
 // longer than 5 s, a chain of events, which is work and not waiting, four times that;
@@ -65,6 +66,11 @@ func TestCaseP4LockTakenTwice(t *testing.T) {
 	for n := range p4Chains {
 		stores = append(stores, workload.Events(n))
 	}
+	prompt, err := json.Marshal(workload.Prompt(0)) // its blocks are stored meanwhile
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := fmt.Appendf(nil, `{"model":"m","prompt":%s}`, prompt)
 	var processor, request, snapshot, reading, event, scrape stall
 	var wg sync.WaitGroup
 	until := time.Now().Add(*caseP4For)
@@ -77,7 +83,7 @@ func TestCaseP4LockTakenTwice(t *testing.T) {
 	}
 	atFullSpeed(&processor, func() {})
 	atFullSpeed(&request, func() {
-		pk, err := s.picker.Pick(t.Context(), picker.Incoming{ID: "1", Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":[1,2,3]}`)})
+		pk, err := s.picker.Pick(t.Context(), picker.Incoming{ID: "1", Method: "POST", Path: "/v1/completions", Body: body})
 		if err != nil {
 			t.Error(err)
 			return

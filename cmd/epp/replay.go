@@ -93,6 +93,8 @@ type replayReport struct {
 	// Early were refused before any endpoint was looked at: there is nothing to
 	// make again.
 	Early int `json:"early"`
+	// Cut are lines that were begun and not ended: they are left out.
+	Cut int `json:"cut,omitempty"`
 	// Exact came out the same to the last bit by their own settings.
 	Exact int `json:"exact"`
 	// Compared were made again by other settings, Blind could not be, since nothing
@@ -134,6 +136,7 @@ func (r *replay) run() error {
 	r.before, r.after = map[string]int{}, map[string]int{}
 	for lines := decision.NewLogReader(r.path, log); ; {
 		l, err := lines.Next()
+		r.report.Cut = lines.Cut()
 		switch {
 		case errors.Is(err, io.EOF) && r.report.Decisions == 0:
 			return fmt.Errorf("%s: no decision in it: want a file of log.decisions", r.path)
@@ -268,6 +271,9 @@ func (r *replay) tell() error {
 		return errors.Join(e.Encode(n), fault)
 	}
 	fmt.Fprintf(r.out, "%s: %d decisions, %d of them refused before any endpoint was looked at\n", r.path, n.Decisions, n.Early)
+	if n.Cut > 0 {
+		fmt.Fprintf(r.out, "lines that were cut off while they were written, and are left out: %d\n", n.Cut)
+	}
 	fmt.Fprintf(r.out, "by their own settings: %d of %d come out the same, to the last bit\n", n.Exact, n.Decisions-n.Early)
 	if len(r.others) > 0 {
 		r.tellOthers()

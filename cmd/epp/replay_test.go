@@ -251,6 +251,71 @@ func TestJournal(t *testing.T) {
 	}
 }
 
+// TestJournalIsOneProcesss: a file that somebody writes to is refused to others, and
+// free again when he has ended.
+func TestJournalIsOneProcesss(t *testing.T) {
+	path, log := filepath.Join(t.TempDir(), "decisions.jsonl"), slog.New(slog.DiscardHandler)
+	first, err := openJournal(path, 1<<20, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openJournal(path, 1<<20, log); err == nil || !strings.Contains(err.Error(), "decisions.jsonl: another process writes to it: want a file for each") {
+		t.Errorf("a second one: error %v", err)
+	}
+	if err := first.close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := openJournal(path, 1<<20, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCutLog: a line that a crash cut off costs itself alone, at the end of a log and
+// where a later process went on behind it; both commands say how many there are.
+func TestCutLog(t *testing.T) {
+	path, r := record(t, "weighted")
+	whole, err := replayed(t, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data = data[:bytes.LastIndex(data, []byte(`{"decision":`))+200]
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := replayed(t, path); err != nil || n.Cut != 1 || n.Exact != whole.Exact-1 {
+		t.Errorf("cut off: %+v, %v; whole: %d exact", n, err, whole.Exact)
+	}
+	j, err := openJournal(path, 1<<30, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rec := range r.Decisions.Latest(3) {
+		j.decided(rec, nil)
+	}
+	if err := j.close(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := replayed(t, path); err != nil || n.Cut != 1 || n.Decisions != whole.Decisions-1+3 {
+		t.Errorf("gone on with: %+v, %v; whole: %d decisions", n, err, whole.Decisions)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if tr, err := trace.Read(path, f); err != nil || tr.Cut != 1 {
+		t.Errorf("as a trace: %+v, %v", tr, err)
+	}
+}
+
 // TestJournalTurns: a file that is full becomes FILE.1, in place of the one before;
 // each begins with the settings, and together they keep to their bound. What comes
 // after the end is counted.

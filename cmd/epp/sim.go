@@ -276,8 +276,12 @@ func parsePart(text string) (from, to float64, err error) {
 
 // note says what was simulated.
 func (s *simulation) note() string {
-	return fmt.Sprintf("%d requests; %d endpoints of %s, read every %v, seed %d",
+	note := fmt.Sprintf("%d requests; %d endpoints of %s, read every %v, seed %d",
 		len(s.cfg.Trace.Requests), s.cfg.Endpoints, strings.Join(s.profiles, ", "), s.cfg.ReportEvery, s.cfg.Seed)
+	if n := s.cfg.Trace.Cut; n > 0 {
+		note += fmt.Sprintf("; %d lines of the log were cut off and are left out", n)
+	}
+	return note
 }
 
 // page writes the report with plots.
