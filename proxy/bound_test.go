@@ -34,6 +34,7 @@ func TestBodyLimit(t *testing.T) {
 	h.ended(picker.Served)
 	res, body := h.post("/v1/completions", strings.Repeat("x", limit+1))
 	wantError(t, res, body, 413, "body_too_large")
+	h.wantRefusedLine(res, "body_too_large")
 
 	// With 100-continue nothing of it is asked for.
 	_, r := h.raw(fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: epp\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", limit+1))

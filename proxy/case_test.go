@@ -67,9 +67,11 @@ func TestCaseG5(t *testing.T) {
 	for _, path := range []string{"/", "/v1", "/v1/chat/completions//", "//v1/chat/completions", "/v1/chat/../chat/completions", "/metrics", "/v1/load_lora_adapter", "/health/x"} {
 		res, body := h.post(path, chat)
 		wantError(t, res, body, 404, "path_unknown")
+		h.wantRefusedLine(res, "path_unknown")
 	}
 	res, body := h.do("GET", "/v1/chat/completions", "")
 	wantError(t, res, body, 405, "method_not_allowed")
+	h.wantRefusedLine(res, "method_not_allowed")
 	if got := res.Header.Get("Allow"); got != "POST" {
 		t.Errorf("Allow is %q", got)
 	}

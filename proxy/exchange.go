@@ -82,11 +82,11 @@ func (x *exchange) end() {
 func (x *exchange) infer() {
 	body, e := x.readBody()
 	if e != nil {
-		x.fail(e)
+		x.refuse(e)
 		return
 	}
 	if len(body) == 0 {
-		x.fail(epp.Errorf(epp.BadRequest, "body_empty", "body is empty: this path takes a JSON object"))
+		x.refuse(epp.Errorf(epp.BadRequest, "body_empty", "body is empty: this path takes a JSON object"))
 		return
 	}
 	c, err := x.p.opts.Pick(x.in.Context(), picker.Incoming{

@@ -14,6 +14,12 @@ import (
 // for a queue of an engine to move.
 const retryAfterSeconds = "1"
 
+// refuse answers a request that never reached the picker, which logs its own.
+func (x *exchange) refuse(e *epp.Error) {
+	x.p.opts.Logger.Info("request refused", "requestID", x.id, "clientRequestID", x.in.Header.Get("X-Request-Id"), "path", x.path, "reason", e.Reason, "error", e.Error())
+	x.fail(e)
+}
+
 // fail answers with an error.
 func (x *exchange) fail(e *epp.Error) {
 	x.answer()

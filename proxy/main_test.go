@@ -247,6 +247,19 @@ func wantID(t testing.TB, res *http.Response) string {
 	return res.Header.Get("x-epp-request-id")
 }
 
+// wantRefusedLine looks for the line of a request that never reached the picker, by
+// the ID that its client was given.
+func (h *house) wantRefusedLine(res *http.Response, reason string) {
+	h.t.Helper()
+	id := wantID(h.t, res)
+	for line := range strings.Lines(h.log.String()) {
+		if strings.Contains(line, id) && strings.Contains(line, `"request refused"`) && strings.Contains(line, `"reason":"`+reason+`"`) {
+			return
+		}
+	}
+	h.t.Errorf("no line says that %s was refused for %s", id, reason)
+}
+
 // pod starts an endpoint and returns its address.
 func pod(t testing.TB, handler http.HandlerFunc) string {
 	t.Helper()

@@ -264,12 +264,12 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	at, ok := routes[path]
 	switch {
 	case !ok:
-		x.fail(epp.Errorf(epp.NotFound, "path_unknown", "path %.80q is not served here", r.URL.Path))
+		x.refuse(epp.Errorf(epp.NotFound, "path_unknown", "path %.80q is not served here", r.URL.Path))
 		return
 	case !allows(at.allow, r.Method):
 		x.path = at.path
 		w.Header().Set("Allow", at.allow)
-		x.fail(epp.Errorf(epp.MethodNotAllowed, "method_not_allowed", "method is not allowed here: use %s", at.allow))
+		x.refuse(epp.Errorf(epp.MethodNotAllowed, "method_not_allowed", "method is not allowed here: use %s", at.allow))
 		return
 	}
 	x.path = at.path
