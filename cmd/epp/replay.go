@@ -98,7 +98,7 @@ type replayReport struct {
 	// Exact came out the same to the last bit by their own settings.
 	Exact int `json:"exact"`
 	// Compared were made again by other settings, Blind could not be, since nothing
-	// to predict from was recorded.
+	// of what the other settings decide by was recorded.
 	Compared int            `json:"compared"`
 	Blind    int            `json:"blind"`
 	Changed  int            `json:"changed"`
@@ -216,9 +216,13 @@ func (r *replay) again(rec *decision.Record) {
 		r.report.Blind++
 		return
 	}
-	r.report.Compared++
 	// What was recorded has no factors: they are made again for the reasons.
 	was, now := route.Replay(r.policies[rec.Settings], rec), route.Replay(policy, rec)
+	if policy.Settings.Load.Source != rec.Settings.Load.Source && noLoad(now) {
+		r.report.Blind++
+		return
+	}
+	r.report.Compared++
 	from, to := picked(was), picked(now)
 	r.before[from]++
 	r.after[to]++
@@ -231,6 +235,17 @@ func (r *replay) again(rec *decision.Record) {
 			At: rec.At, RequestID: rec.RequestID, Attempt: rec.Attempt, From: from, To: to, FromWhy: was.Why(), ToWhy: now.Why(),
 		})
 	}
+}
+
+// noLoad reports whether load is a guess at every candidate.
+func noLoad(rec *decision.Record) bool {
+	bit := uint8(1) << decision.FactorOf(decision.LoadScorer)
+	for i := range rec.Candidates {
+		if rec.Candidates[i].Unknown&bit == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // picked names the endpoint, or says why there is none.
@@ -285,7 +300,7 @@ func (r *replay) tellOthers() {
 	n := &r.report
 	fmt.Fprintf(r.out, "by the other settings: %d of %d picks change (%.1f %%)\n", n.Changed, n.Compared, 100*float64(n.Changed)/float64(max(1, n.Compared)))
 	if n.Blind > 0 {
-		fmt.Fprintf(r.out, "%d decisions have nothing recorded to predict from and are left out\n", n.Blind)
+		fmt.Fprintf(r.out, "%d decisions have nothing recorded of what the other settings decide by, and are left out\n", n.Blind)
 	}
 	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\nendpoint\tpicks before\tafter")

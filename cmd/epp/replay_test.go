@@ -81,6 +81,16 @@ func record(t *testing.T, policy string) (string, *sim.Result) {
 	return path, r
 }
 
+// TestReplayIsBlind: no reading in the log has a GPU's load, so that nothing can be said
+// of decisions by it.
+func TestReplayIsBlind(t *testing.T) {
+	path, _ := record(t, "weighted")
+	n, err := replayed(t, path, "--load-source", "gpu")
+	if err != nil || n.Blind == 0 || n.Blind+n.Early != n.Decisions || n.Compared != 0 {
+		t.Errorf("%+v, %v: want every decision blind", n, err)
+	}
+}
+
 // pack writes a file's gzip beside it.
 func pack(t *testing.T, path string) string {
 	t.Helper()

@@ -158,13 +158,16 @@ func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisec
 
 // prepare reads the trace and the flags into cfg.
 func (s *simulation) prepare() error {
-	if slices.Contains(s.policies, "all") {
-		s.policies = sim.PolicyNames()
-	}
-	for _, name := range s.policies {
-		if sim.PolicyNamed(name) == nil {
+	for i, name := range s.policies {
+		if slices.Contains(s.policies[:i], name) {
+			return fmt.Errorf("--policy %q: is named twice", name)
+		}
+		if name != "all" && sim.PolicyNamed(name) == nil {
 			return fmt.Errorf("--policy %q: no such policy: have all, %s", name, strings.Join(sim.PolicyNames(), ", "))
 		}
+	}
+	if slices.Contains(s.policies, "all") {
+		s.policies = sim.PolicyNames()
 	}
 	if len(s.policies) == 0 {
 		return errors.New("--policy: is empty: name one, or all")

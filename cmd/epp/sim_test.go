@@ -126,6 +126,8 @@ func TestSimRefuses(t *testing.T) {
 		{[]string{"--generate", "hot", "--max-running", "0"}, "--max-running 0: want 1 or more"},
 		{[]string{"--generate", "hot", "--kv-tokens", "15"}, "--kv-tokens 15: want 16–67108864, or 0"},
 		{[]string{"--trace", "."}, "is a directory"},
+		{[]string{"--generate", "hot", "--policy", "all,best"}, `--policy "best": no such policy: have all, weighted`},
+		{[]string{"--generate", "hot", "--policy", "random,random"}, `--policy "random": is named twice`},
 	} {
 		if _, err := simulate(t, c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: error %v, want %s", c.args, err, c.want)
