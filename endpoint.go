@@ -212,6 +212,9 @@ type Signals struct {
 	// Heard is true once the endpoint has told of its cache, if only that it is
 	// empty. Before, a match of 0 is no knowledge.
 	Heard bool
+	// Adapters is true once the endpoint's page has told of LoRA adapters. Before, an
+	// adapter that is not resident is no knowledge.
+	Adapters bool
 	// Doubt is the part of the endpoint's claims on cached blocks that did not come
 	// true lately, in hundredths, 0–100: its match counts for less by as much. 0 is
 	// trust.

@@ -131,6 +131,7 @@ type lineCandidate struct {
 	Doubt          uint8            `json:"doubt,omitempty"`
 	ColdAt         epp.Instant      `json:"coldAt,omitempty"`
 	Agent          bool             `json:"agent,omitempty"`
+	Adapters       bool             `json:"adapters,omitempty"`
 
 	Match     *lineMatch `json:"match,omitempty"`
 	Serves    bool       `json:"serves,omitempty"`
@@ -220,7 +221,7 @@ func lineOf(c *Candidate) lineCandidate {
 		Waiting: gauge(s.Waiting), Running: gauge(s.Running), KVUsage: gauge(s.KVUsage), GPU: gauge(s.GPU),
 		ReadAt: s.ReadAt, InFlight: s.InFlight, InFlightAtRead: s.InFlightAtRead, InFlightTokens: s.InFlightTokens,
 		MaxRunning: s.MaxRunning, BlockTokens: s.BlockTokens, Health: s.Health, HealthReason: s.HealthReason,
-		Incomplete: s.Incomplete, Heard: s.Heard, Doubt: s.Doubt, ColdAt: s.ColdAt, Agent: s.Agent,
+		Incomplete: s.Incomplete, Heard: s.Heard, Doubt: s.Doubt, ColdAt: s.ColdAt, Agent: s.Agent, Adapters: s.Adapters,
 		Serves: c.Serves, Resident: c.Resident, OutSubset: !c.InSubset, Tried: c.Tried,
 		Excluded: c.Excluded, Sum: c.Sum,
 	}
@@ -390,7 +391,7 @@ func (l *lineCandidate) candidate() Candidate {
 			Waiting: known(l.Waiting), Running: known(l.Running), KVUsage: known(l.KVUsage), GPU: known(l.GPU),
 			ReadAt: l.ReadAt, InFlight: l.InFlight, InFlightAtRead: l.InFlightAtRead, InFlightTokens: l.InFlightTokens,
 			MaxRunning: l.MaxRunning, BlockTokens: l.BlockTokens, Health: l.Health, HealthReason: l.HealthReason,
-			Incomplete: l.Incomplete, Heard: l.Heard, Doubt: l.Doubt, ColdAt: l.ColdAt, Agent: l.Agent,
+			Incomplete: l.Incomplete, Heard: l.Heard, Doubt: l.Doubt, ColdAt: l.ColdAt, Agent: l.Agent, Adapters: l.Adapters,
 		},
 		Serves: l.Serves, Resident: l.Resident, InSubset: !l.OutSubset, Tried: l.Tried,
 		Excluded: l.Excluded, Sum: l.Sum,

@@ -131,7 +131,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.facts.Read(began, &l, m.mayLeave())
 	m.watch(began)
 	if l.MaxAdapters > 0 {
-		m.maxAdapters = l.MaxAdapters
+		m.maxAdapters, s.Adapters = l.MaxAdapters, true
 	}
 	for _, a := range l.Adapters {
 		m.touchAdapter(a)

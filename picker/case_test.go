@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -455,6 +456,43 @@ func TestCaseI1(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestCaseN2AdaptersUntold: engines serve adapters and have no metric of them. The
+// decision, its line and one warning say so by the scorer's name, until the adapter
+// was sent there or the page tells of adapters.
+func TestCaseN2AdaptersUntold(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a")
+	a := p.members["a"]
+	a.Models([]epp.Model{{Name: "base"}, {Name: "sql", Parent: "base"}, {Name: "chat", Parent: "base"}, {Name: "new", Parent: "base"}})
+	for _, c := range []struct {
+		model           string
+		told            bool
+		warned, unknown bool
+	}{
+		{"base", false, false, false},
+		{"sql", false, true, true},
+		{"sql", false, false, false}, // it was sent there
+		{"chat", false, false, true}, // the warning comes once
+		{"new", true, false, false},
+	} {
+		if c.told {
+			a.Load(a.Begin(p.now), p.now, epp.Load{Running: epp.Known(0), Waiting: epp.Known(0), MaxAdapters: 2})
+		}
+		p.log.Reset()
+		pk, err := p.post("/v1/completions", `{"model":"`+c.model+`","prompt":"x"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pk.End(picker.Served)
+		rec, log := p.last(), p.log.String()
+		warned := strings.Contains(log, `"level":"WARN","msg":"no data for a scorer","scorer":"adapter","pod":"a"`)
+		unknown := rec.Candidates[0].Unknown&(1<<decision.AdapterFactor) != 0
+		logged := regexp.MustCompile(`"noData":"[a-z,]*adapter"`).MatchString(log)
+		if warned != c.warned || unknown != c.unknown || logged != c.unknown {
+			t.Errorf("%s: warned %v, unknown %v, logged %v, want %v, %v, %v: %s", c.model, warned, unknown, logged, c.warned, c.unknown, c.unknown, log)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 
 	"epp.internal/epp/decision"
 )
@@ -24,6 +25,19 @@ func (p *Picker) logSources() {
 				"detail", "no tokenizer, no engine to ask and no learning: only prompts sent as token IDs can match")
 		}
 	}
+}
+
+// logAdapters warns, once, of a pick for an adapter by an endpoint that does not tell
+// which it has.
+func (p *Picker) logAdapters(rec *decision.Record) {
+	if rec.Chosen < 0 || rec.Candidates[rec.Chosen].Unknown&(1<<decision.AdapterFactor) == 0 {
+		return
+	}
+	p.adaptersUntold.Do(func() {
+		c := &rec.Candidates[rec.Chosen]
+		p.opt.Log.Warn("no data for a scorer", "scorer", decision.AdapterScorer, "pod", c.Name, "address", c.Address,
+			"detail", "its page has no metric of LoRA adapters: only those that we sent there count as resident")
+	})
 }
 
 // logReceived is the first log point: what the request asks. No prompt text, at
@@ -65,6 +79,9 @@ func logDecision(ctx context.Context, log *slog.Logger, rec *decision.Record) {
 	if rec.TokenNote != "" {
 		attrs = append(attrs, slog.String("tokenNote", rec.TokenNote))
 	}
+	if missing := noData(rec, rec.Chosen); missing != "" {
+		attrs = append(attrs, slog.String("noData", missing))
+	}
 	log.LogAttrs(ctx, slog.LevelInfo, "selected", append(attrs, factors(rec, rec.Chosen)...)...)
 }
 
@@ -75,6 +92,17 @@ func factors(rec *decision.Record, i int) []slog.Attr {
 		attrs = append(attrs, slog.Float64(w.Name, rec.Score(i, j).Value))
 	}
 	return attrs
+}
+
+// noData names the scorers that had a guess in place of a signal.
+func noData(rec *decision.Record, i int) string {
+	var missing []string
+	for j, w := range rec.Settings.Weights {
+		if rec.Score(i, j).Unknown {
+			missing = append(missing, w.Name)
+		}
+	}
+	return strings.Join(missing, ",")
 }
 
 // logScored shows the top three and the chosen one with all factors, and every

@@ -143,6 +143,9 @@ type Picker struct {
 	learned *learned // nil: nothing is learned from our own picks
 	recent  recent
 
+	// adaptersUntold is done when a pick had no data of adapters.
+	adaptersUntold sync.Once
+
 	// joinsParts and mergesSystem are what the template does, found out once.
 	joinsParts, mergesSystem func() bool
 }
@@ -398,6 +401,7 @@ func (pk *Pick) describe(rec *decision.Record) {
 // finishRecord logs the record, shows it to the hooks and puts it into the ring.
 func (pk *Pick) finishRecord(ctx context.Context, rec *decision.Record) {
 	logDecision(ctx, pk.owner.opt.Log, rec)
+	pk.owner.logAdapters(rec)
 	pk.logTrace(ctx, pk.owner.opt.Log, rec)
 	if f := pk.owner.opt.Hooks.Decided; f != nil {
 		f(rec, pk.chainOf())

@@ -126,13 +126,17 @@ func (Health) Score(in *Input, out []epp.Score) {
 	}
 }
 
-// Adapter is 1 where the asked LoRA adapter is resident, or none is asked; else 0.
+// Adapter is 1 where the asked LoRA adapter is resident, or none is asked; else 0,
+// which is unknown where the endpoint never told of adapters.
+//
+// Source: vllm:lora_requests_info, and our own picks.
 type Adapter struct{}
 
 // Score implements [Scorer].
 func (Adapter) Score(in *Input, out []epp.Score) {
 	for i := range out {
-		out[i].Value = residence(in.Request.Adapter == "" || in.View.Resident.Has(in.View.Endpoints[i].Slot))
+		resident := in.Request.Adapter == "" || in.View.Resident.Has(in.View.Endpoints[i].Slot)
+		out[i] = epp.Score{Value: residence(resident), Unknown: adapterUnknown(&in.View.Signals[i], resident)}
 	}
 }
 

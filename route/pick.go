@@ -198,7 +198,11 @@ func (p *Policy) rate(in *Input, candidates []decision.Candidate) {
 			c.Unknown |= 1 << decision.LoadFactor
 		}
 		cache, load, queue := blocked.share(c.Match, s.Doubt), 1-unit(c.Load), 1-unit(c.Queue/m.maxQueue)
-		sound, adapter := unit(health), residence(anyAdapter || c.Resident)
+		resident := anyAdapter || c.Resident
+		if adapterUnknown(s, resident) {
+			c.Unknown |= 1 << decision.AdapterFactor
+		}
+		sound, adapter := unit(health), residence(resident)
 		f[0], f[1], f[2], f[3], f[4] = cache, load, queue, sound, adapter // in their order
 		c.Sum = unit(float64(w[0]*cache) + float64(w[1]*load) + float64(w[2]*queue) + float64(w[3]*sound) + float64(w[4]*adapter))
 	}

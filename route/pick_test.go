@@ -147,7 +147,7 @@ func endpoints(t *testing.T, lines string) route.Input {
 	for i, line := range strings.Split(strings.TrimSpace(lines), "\n") {
 		words := strings.Fields(line)
 		slot := epp.Slot(i)
-		sig := epp.Signals{Health: 1, ReadAt: epp.InstantOf(now), Heard: true}
+		sig := epp.Signals{Health: 1, ReadAt: epp.InstantOf(now), Heard: true, Adapters: true}
 		var m epp.Match
 		atRead := math.NaN()
 		serves := true
@@ -180,6 +180,8 @@ func endpoints(t *testing.T, lines string) route.Input {
 				sig.ReadAt = epp.InstantOf(now.Add(-age))
 			case "silent":
 				sig.Heard = false
+			case "untold":
+				sig.Adapters = false
 			case "resident":
 				in.View.Resident = in.View.Resident.Add(slot)
 			case "other-model":

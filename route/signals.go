@@ -25,6 +25,9 @@ func (b blockedTokens) share(m epp.Match, doubt uint8) float64 {
 // cacheUnknown reports whether a match is 0 because nobody tells.
 func cacheUnknown(s *epp.Signals, m epp.Match) bool { return !s.Heard && m.Blocks == 0 }
 
+// adapterUnknown reports whether it is not known if the endpoint has an adapter.
+func adapterUnknown(s *epp.Signals, resident bool) bool { return !s.Adapters && !resident }
+
 // residence is 1 for an adapter that is there, or that nobody asked for.
 func residence(there bool) float64 {
 	if there {
