@@ -219,9 +219,6 @@ func (e *server) kill() {
 	_ = e.stdin.Close()
 }
 
-// group is the process group of the engine.
-func (e *server) group() int { return e.cmd.Process.Pid }
-
 // enginePool is the two engines that all tests share.
 type enginePool struct {
 	files *files

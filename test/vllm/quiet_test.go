@@ -80,3 +80,6 @@ func awaitQuiet(t *testing.T, until time.Time) bool {
 	}
 	return false
 }
+
+// group is the process group of the engine.
+func (e *server) group() int { return e.cmd.Process.Pid }
