@@ -53,6 +53,9 @@ type Candidate struct {
 	Sum     float64
 }
 
+// Guessed reports whether the factor stands in for a signal that was never reported.
+func (c *Candidate) Guessed(f Factor) bool { return c.Unknown&(1<<f) != 0 }
+
 // Composite is the score that the choice compares: Sum, or 0 for an endpoint
 // left out for its health.
 func (c *Candidate) Composite() float64 {
@@ -148,7 +151,7 @@ func (r *Record) Score(i, j int) epp.Score {
 	if f == Factors {
 		return r.Outside[j*len(r.Candidates)+i]
 	}
-	return epp.Score{Value: c.Factors[f], Unknown: c.Unknown&(1<<f) != 0}
+	return epp.Score{Value: c.Factors[f], Unknown: c.Guessed(f)}
 }
 
 // Factor returns the named scorer's value for candidate i; 0 where no such

@@ -215,7 +215,7 @@ func (m *Member) Models(models []epp.Model) {
 	}
 	m.setModels(models)
 	m.t.unlisted.Remove(m.endpoint.Slot)
-	m.t.listed.Store(!anySlot(m.t.unlisted))
+	m.t.noteListed()
 }
 
 // Failed tells that a reading could not be had. The last one stays in use; its

@@ -105,7 +105,7 @@ func (t *Table) Join(e epp.Endpoint) *Member {
 	m.blocks = t.opt.Index.Endpoint(e.Slot)
 	t.holders[e.Slot] = m
 	t.unlisted = t.unlisted.Add(e.Slot)
-	t.listed.Store(false)
+	t.noteListed()
 	t.members = append(t.members, m)
 	t.endpoints = append(t.endpoints, e)
 	t.work = append(t.work, epp.Work{})
@@ -154,7 +154,7 @@ func (t *Table) leave(m *Member) {
 	m.setModels(nil)
 	m.forgetAdapters()
 	t.unlisted.Remove(m.endpoint.Slot)
-	t.listed.Store(len(t.members) > 0 && !anySlot(t.unlisted))
+	t.noteListed()
 	t.measure()
 	t.release(m)
 }
@@ -240,6 +240,9 @@ func (t *Table) view(q Query) epp.View {
 func anySlot(ss epp.Slots) bool {
 	return slices.ContainsFunc(ss, func(w uint64) bool { return w != 0 })
 }
+
+// noteListed finds anew whether all models are known. t.mu is held.
+func (t *Table) noteListed() { t.listed.Store(len(t.members) > 0 && !anySlot(t.unlisted)) }
 
 // Model looks a name up in the endpoints' own lists. complete is false where the
 // list of some endpoint is not known: then a name that is not found may be its.

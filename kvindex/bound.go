@@ -164,8 +164,11 @@ func quantile(stamps []uint32) uint32 {
 	return stamps[len(stamps)/lapShare]
 }
 
+// nearly is the part of a bound from which on room is made.
+func nearly(bound int) int { return bound - bound/16 }
+
 // soft is where growth begins to start laps.
-func (x *Index) soft() int { return x.options.MaxBytes - x.options.MaxBytes/16 }
+func (x *Index) soft() int { return nearly(x.options.MaxBytes) }
 
 // grow books memory that is about to be allocated, if the bound allows it.
 func (x *Index) grow(bytes int) bool {
@@ -190,7 +193,7 @@ func (x *Index) settle() {
 // makeRoom makes room for one more copy in l, if the bounds allow it.
 func (w *Writer) makeRoom(l *lane) bool {
 	x := w.index
-	if all := x.options.MaxCopies; x.copies >= all-all/16 {
+	if all := x.options.MaxCopies; x.copies >= nearly(all) {
 		x.startLap()
 		if x.copies >= all {
 			if x.step(&x.lap, urgentSteps); x.copies >= all {
@@ -199,7 +202,7 @@ func (w *Writer) makeRoom(l *lane) bool {
 		}
 	}
 	most := x.most
-	if w.copies >= most-most/16 {
+	if w.copies >= nearly(most) {
 		w.startLap()
 	}
 	if w.copies >= most {

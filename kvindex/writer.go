@@ -298,7 +298,7 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		w.counts.Removed++
 		slot, _ = l.find(hash)
 	}
-	if l.full() || w.copies >= x.most-x.most/16 || x.copies >= x.options.MaxCopies-x.options.MaxCopies/16 {
+	if l.full() || w.copies >= nearly(x.most) || x.copies >= nearly(x.options.MaxCopies) {
 		if !w.makeRoom(l) {
 			return 0
 		}

@@ -489,7 +489,7 @@ func TestCaseN2AdaptersUntold(t *testing.T) {
 		pk.End(picker.Served)
 		rec, log := p.last(), p.log.String()
 		warned := strings.Contains(log, `"level":"WARN","msg":"no data for a scorer","scorer":"adapter","pod":"a"`)
-		unknown := rec.Candidates[0].Unknown&(1<<decision.AdapterFactor) != 0
+		unknown := rec.Candidates[0].Guessed(decision.AdapterFactor)
 		logged := regexp.MustCompile(`"noData":"[a-z,]*adapter"`).MatchString(log)
 		if warned != c.warned || unknown != c.unknown || logged != c.unknown {
 			t.Errorf("%s: warned %v, unknown %v, logged %v, want %v, %v, %v: %s", c.model, warned, unknown, logged, c.warned, c.unknown, c.unknown, log)

@@ -30,7 +30,7 @@ func (p *Picker) logSources() {
 // logAdapters warns, once, of a pick for an adapter by an endpoint that does not tell
 // which it has.
 func (p *Picker) logAdapters(rec *decision.Record) {
-	if rec.Chosen < 0 || rec.Candidates[rec.Chosen].Unknown&(1<<decision.AdapterFactor) == 0 {
+	if rec.Chosen < 0 || !rec.Candidates[rec.Chosen].Guessed(decision.AdapterFactor) {
 		return
 	}
 	p.adaptersUntold.Do(func() {

@@ -146,8 +146,9 @@ type Picker struct {
 	// adaptersUntold is done when a pick had no data of adapters.
 	adaptersUntold sync.Once
 
-	// joinsParts and mergesSystem are what the template does, found out once.
-	joinsParts, mergesSystem func() bool
+	// joinsParts and mergesSystem are what the template does, putsAround what the
+	// tokenizer does, found out once.
+	joinsParts, mergesSystem, putsAround func() bool
 }
 
 // New returns a picker.
@@ -173,6 +174,7 @@ func New(opt Options) *Picker {
 	p.decoder.total = cmp.Or(opt.MaxDecodedBytesTotal, DefaultMaxDecodedBytesTotal)
 	p.joinsParts = sync.OnceValue(p.templateJoinsParts)
 	p.mergesSystem = sync.OnceValue(p.templateMergesSystem)
+	p.putsAround = sync.OnceValue(p.tokenizerPutsAround)
 	p.policy.Store(opt.Policy)
 	p.scratch.New = func() any { return new(scratch) }
 	p.logSources()

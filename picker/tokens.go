@@ -340,8 +340,9 @@ func (p *Picker) probe(text string) ([]uint32, error) {
 	return p.opt.Tokenizer.Chat(context.Background(), b, nil)
 }
 
-// putsAround reports whether the tokenizer puts tokens of its own around a text.
-func (p *Picker) putsAround() bool {
+// tokenizerPutsAround reports whether the tokenizer puts tokens of its own around a
+// text.
+func (p *Picker) tokenizerPutsAround() bool {
 	tokens, err := p.opt.Tokenizer.Text(context.Background(), "", nil)
 	return err != nil || len(tokens) > 0
 }

@@ -87,9 +87,6 @@ func (c Config) withDefaults() (Config, error) {
 		last := c.Trace.Requests[len(c.Trace.Requests)-1].At
 		fault(last <= MaxSpan, "trace: its last request comes after %v: want at most %v", last, MaxSpan)
 	}
-	sized := c.Endpoints >= 1 && c.Endpoints <= MaxEndpoints // else nothing is held against it
-	fault(sized, "endpoints: %d: want 1–%d", c.Endpoints, MaxEndpoints)
-	fault(!sized || len(c.Engines) <= c.Endpoints, "engines: %d of them for %d endpoints", len(c.Engines), c.Endpoints)
 	fault(c.ReportEvery >= time.Millisecond && c.ReportEvery <= MaxSpan, "report interval: %v: want 1ms–%v", c.ReportEvery, MaxSpan)
 	fault(c.ReadingTakes > 0 && c.ReadingTakes <= c.ReportEvery, "reading time: %v: want more than 0 and at most the interval, %v", c.ReadingTakes, c.ReportEvery)
 	fault(c.EventLag > 0 && c.EventLag <= MaxSpan, "event lag: %v: want more than 0 and at most %v", c.EventLag, MaxSpan)
@@ -98,17 +95,20 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Settings == nil && PolicyNamed(c.Policy) == nil {
 		faults = append(faults, fmt.Errorf("policy %q: no such policy: have %s", c.Policy, strings.Join(PolicyNames(), ", ")))
 	}
+	if c.Endpoints < 1 || c.Endpoints > MaxEndpoints { // then nothing can be held against it
+		fault(false, "endpoints: %d: want 1–%d", c.Endpoints, MaxEndpoints)
+		return c, errors.Join(faults...)
+	}
+	fault(len(c.Engines) <= c.Endpoints, "engines: %d of them for %d endpoints", len(c.Engines), c.Endpoints)
 	most := c.Endpoints
 	for _, f := range c.Faults {
 		if f.Kind == Up {
 			most++
 		}
 	}
-	fault(!sized || most <= MaxEndpoints, "faults: %d endpoints with those that are added: want at most %d", most, MaxEndpoints)
+	fault(most <= MaxEndpoints, "faults: %d endpoints with those that are added: want at most %d", most, MaxEndpoints)
 	for _, f := range c.Faults {
-		if sized {
-			faults = append(faults, f.check(most))
-		}
+		faults = append(faults, f.check(most))
 	}
 	return c, errors.Join(faults...)
 }

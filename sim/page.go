@@ -21,7 +21,7 @@ func WritePage(to io.Writer, title, note string, runs []*Result) error {
 	p.table(runs)
 	p.times("Time to first token", runs, func(o *Outcome) time.Duration { return o.TTFT })
 	p.times("Time to the end", runs, func(o *Outcome) time.Duration { return o.E2E })
-	end := lasts(runs)
+	end := endOf(runs)
 	p.overTime("Cached share of the prompts that arrive", "% of tokens", end, runs, (*Result).hits)
 	p.overTime("Requests that wait for their first token", "requests", end, runs, func(r *Result, end time.Duration) []float64 {
 		return r.present(end, -1, func(o *Outcome) time.Duration { return o.TTFT })
@@ -54,7 +54,7 @@ func (p *page) table(runs []*Result) {
 		}
 		p.printf("<td>%.1f %%<td style=\"text-align:left\"><span class=bar style=\"width:%.1fem\"></span>", 100*s.HitShare, 10*s.HitShare)
 		for _, d := range []time.Duration{s.MeanTTFT, s.P50TTFT, s.P99TTFT, s.MeanE2E, s.P99E2E} {
-			p.printf("<td>%.0f", float64(d)/float64(time.Millisecond))
+			p.printf("<td>%.0f", inMillis(d))
 		}
 		p.printf("<td>%.2f<td>%d<td>%.2f\n", s.Imbalance, s.Failed, s.DollarsPer1000)
 	}
@@ -127,8 +127,8 @@ func (p *page) loads(end time.Duration, runs []*Result) {
 // spans is how many parts the time of a run is cut into.
 const spans = 120
 
-// lasts is when the last request of any run has ended.
-func lasts(runs []*Result) (end time.Duration) {
+// endOf is when the last request of any run has ended.
+func endOf(runs []*Result) (end time.Duration) {
 	for _, r := range runs {
 		for i := range r.Requests {
 			end = max(end, r.Requests[i].At+r.Requests[i].E2E)

@@ -136,11 +136,11 @@ func (r *replay) run() error {
 	r.before, r.after = map[string]int{}, map[string]int{}
 	for lines := decision.NewLogReader(r.path, log); ; {
 		l, err := lines.Next()
-		r.report.Cut = lines.Cut()
 		switch {
 		case errors.Is(err, io.EOF) && r.report.Decisions == 0:
 			return fmt.Errorf("%s: no decision in it: want a file of log.decisions", r.path)
 		case errors.Is(err, io.EOF):
+			r.report.Cut = lines.Cut()
 			return r.tell()
 		case err != nil:
 			return err
@@ -239,9 +239,8 @@ func (r *replay) again(rec *decision.Record) {
 
 // noLoad reports whether load is a guess at every candidate.
 func noLoad(rec *decision.Record) bool {
-	bit := uint8(1) << decision.FactorOf(decision.LoadScorer)
 	for i := range rec.Candidates {
-		if rec.Candidates[i].Unknown&bit == 0 {
+		if !rec.Candidates[i].Guessed(decision.LoadFactor) {
 			return false
 		}
 	}

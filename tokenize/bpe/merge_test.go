@@ -8,24 +8,30 @@ import (
 	"testing"
 )
 
+// giantWord is a word of n small letters, always the same.
+func giantWord(n int) string {
+	random := rand.New(rand.NewPCG(1, 2))
+	word := make([]byte, n)
+	for i := range word {
+		word[i] = byte('a' + random.IntN(26))
+	}
+	return string(word)
+}
+
 // TestGiantWord: a word without a place to cut, of a hundred thousand bytes, takes
 // memory in proportion to its length and no more than what is said of it.
 func TestGiantWord(t *testing.T) {
 	tok := Qwen3(t)
-	random := rand.New(rand.NewPCG(1, 2))
-	word := make([]byte, 100_000)
-	for i := range word {
-		word[i] = byte('a' + random.IntN(26))
-	}
+	word := giantWord(100_000)
 	dst := make([]uint32, 0, len(word))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	ids := tok.Append(dst, string(word))
+	ids := tok.Append(dst, word)
 	runtime.ReadMemStats(&after)
 	if took := after.TotalAlloc - before.TotalAlloc; took > 30*uint64(len(word)) {
 		t.Errorf("%d bytes took %d of memory", len(word), took)
 	}
-	if tok.Decode(ids) != string(word) {
+	if tok.Decode(ids) != word {
 		t.Error("the tokens are not the word's")
 	}
 }
@@ -35,15 +41,11 @@ func TestGiantWord(t *testing.T) {
 // returns what Append does.
 func TestAppendUntil(t *testing.T) {
 	tok := loadDemo(t)
-	random := rand.New(rand.NewPCG(1, 2))
-	word := make([]byte, 200_000)
-	for i := range word {
-		word[i] = byte('a' + random.IntN(26))
-	}
+	word := giantWord(200_000)
 	for name, text := range map[string]string{
-		"word":  string(word),
+		"word":  word,
 		"words": strings.Repeat("prefix caches ", 20_000),
-		"both":  "a <|im_start|>" + string(word) + "<|im_end|> b",
+		"both":  "a <|im_start|>" + word + "<|im_end|> b",
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, questions := loadDemo(t).Append(nil, text), 0
