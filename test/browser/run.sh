@@ -15,6 +15,10 @@ die() {
 	exit 1
 }
 
+out=$(mktemp -d)
+tmp=
+trap 'rm -rf "$out" "$tmp"' EXIT
+
 browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
 if ! browser >/dev/null; then
 	[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "Chromium is missing: install the package chromium"
@@ -24,13 +28,10 @@ fi
 if [ ! -d "$cache" ]; then
 	mkdir -p "$(dirname "$cache")"
 	tmp=$(mktemp -d "$cache.XXXXXX")
-	trap 'rm -rf "$tmp"' EXIT
 	npm install --silent --no-audit --no-fund --prefix "$tmp" "playwright-core@$version" >&2 || die "npm install playwright-core@$version did not work; is the registry reachable?"
 	[ -d "$cache" ] || mv "$tmp" "$cache"
 fi
 
-out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
 go build -o "$out/epp" ../../cmd/epp
 "$out/epp" sim --generate chat --requests 1500 --profile a100-8b --policy weighted,latency,random --pods 5 --html "$out/report.html" >"$out/table"
 NODE_PATH="$cache/node_modules" CHROMIUM="$(browser)" node page.cjs "$out/report.html" "$out/table"
