@@ -11,15 +11,13 @@ import (
 const tier = "GPU"
 
 // nullBlock is the block that holds no tokens. It counts as one of the engine's
-// blocks, as in vLLM, and is the free queue's sentinel here.
+// blocks, as in vLLM.
 const nullBlock = 0
 
 // cacheBlock is one physical block of the KV cache. The known blocks form a tree:
 // each hangs below the one before it in its prompt.
 type cacheBlock struct {
 	hash uint64
-	// prev and next link the free queue; they mean nothing while refs > 0.
-	prev, next int32
 	// copy is the next block with the same hash, in the order they were stored.
 	copy int32
 	// refs counts the requests that hold the block. Invariant: refs >= 0.
@@ -38,14 +36,18 @@ type cacheBlock struct {
 	orphan  bool // what was above is not known any more
 }
 
-// cache is the KV cache: all blocks, the queue of free ones, and the index of
-// the known ones.
+// cache is the KV cache: all blocks, the free ones in the order in which they are
+// taken, and the index of the known ones.
 type cache struct {
 	blockTokens int
 	root        uint64
 
-	blocks []cacheBlock // [nullBlock] is the sentinel of the free queue
-	free   int          // length of the free queue
+	blocks []cacheBlock
+	free   int // blocks that no request holds
+	// empty are the free blocks that have nothing to lose, the last one to be taken
+	// first; the others are taken after them, from lru.
+	empty []int32
+	lru   queue
 	// index finds prompts' first blocks, every block below another but the first of
 	// them, and orphans: what was below a block that is not known any more.
 	index   lookup
@@ -62,36 +64,28 @@ func newCache(blocks, blockTokens int, seed uint64) *cache {
 		blockTokens: blockTokens,
 		root:        seed,
 		blocks:      make([]cacheBlock, blocks),
+		free:        blocks - 1,
+		empty:       make([]int32, 0, blocks-1),
+		lru:         newQueue(blocks),
 		index:       newLookup(blocks),
 	}
-	for i := 1; i < blocks; i++ {
-		c.insert(int32(i), int32(i-1))
+	for i := blocks - 1; i > 0; i-- {
+		c.empty = append(c.empty, int32(i))
 	}
 	return c
 }
 
-// insert puts b into the free queue behind p: at its tail where p is the last
-// block, at its head where p is the null block.
-func (c *cache) insert(b, p int32) {
-	n := c.blocks[p].next
-	c.blocks[b].prev, c.blocks[b].next = p, n
-	c.blocks[p].next, c.blocks[n].prev = b, b
-	c.free++
-}
-
-// unlink takes b out of the free queue.
-func (c *cache) unlink(b int32) {
-	p, n := c.blocks[b].prev, c.blocks[b].next
-	c.blocks[p].next, c.blocks[n].prev = n, p
-	c.free--
-}
-
-// take returns the block at the head of the free queue, with one reference and
-// no content. The queue must not be empty.
+// take returns the free block that is to be taken next, with one reference and no
+// content. There must be one.
 func (c *cache) take() int32 {
-	b := c.blocks[nullBlock].next
-	c.unlink(b)
-	c.forget(b)
+	var b int32
+	if last := len(c.empty) - 1; last >= 0 {
+		b, c.empty = c.empty[last], c.empty[:last]
+	} else {
+		b = c.lru.take()
+		c.forget(b)
+	}
+	c.free--
 	c.blocks[b].refs = 1
 	return b
 }
@@ -99,7 +93,8 @@ func (c *cache) take() int32 {
 // hold adds a reference to a known block.
 func (c *cache) hold(b int32) {
 	if c.blocks[b].refs == 0 {
-		c.unlink(b)
+		c.lru.leave(b)
+		c.free--
 	}
 	c.blocks[b].refs++
 }
@@ -110,13 +105,15 @@ func (c *cache) hold(b int32) {
 func (c *cache) release(blocks []int32) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		b := blocks[i]
-		c.blocks[b].refs--
-		switch {
-		case c.blocks[b].refs > 0:
-		case c.blocks[b].known:
-			c.insert(b, c.blocks[nullBlock].prev)
-		default:
-			c.insert(b, nullBlock)
+		k := &c.blocks[b]
+		if k.refs--; k.refs > 0 {
+			continue
+		}
+		c.free++
+		if k.known {
+			c.lru.put(b)
+		} else {
+			c.empty = append(c.empty, b)
 		}
 	}
 }
