@@ -35,7 +35,12 @@ What would have come after another pick is in no log: each decision is made on t
 state that the recorded picks have led to, and no answer to a different pick was ever
 timed. So replay says how often settings differ, not which are better: epp sim and epp
 tune run the traffic again for that, and read the same file as a trace.`,
-		Args: cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("replay: %d files named: want one of log.decisions", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.out, r.path = cmd.OutOrStdout(), args[0]
 			for name := range r.set {
@@ -117,6 +122,9 @@ type replayChange struct {
 }
 
 func (r *replay) run() error {
+	if r.show < 0 {
+		return fmt.Errorf("--show %d: want 0 or more", r.show)
+	}
 	if r.config != "" {
 		var err error
 		if r.other, err = readSettings(r.config); err != nil {

@@ -188,6 +188,9 @@ func TestReplayRefuses(t *testing.T) {
 		want string
 	}{
 		{[]string{empty}, "empty: no decision in it: want a file of log.decisions"},
+		{nil, "replay: 0 files named: want one of log.decisions"},
+		{[]string{path, path}, "replay: 2 files named: want one of log.decisions"},
+		{[]string{path, "--show", "-1"}, "--show -1: want 0 or more"},
 		{[]string{"nowhere"}, "open nowhere: no such file"},
 		{[]string{"replay.go"}, "replay.go:1: no line of a decision log: "},
 		{[]string{path, "--weights", "speed=1"}, `--weights: "speed=1": want name=number`},

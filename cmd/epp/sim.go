@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,6 +173,9 @@ func (s *simulation) prepare() error {
 	if len(s.policies) == 0 {
 		return errors.New("--policy: is empty: name one, or all")
 	}
+	if err := canHold("--html", s.html); err != nil {
+		return err
+	}
 	t, err := s.world()
 	if err != nil {
 		return err
@@ -181,6 +185,21 @@ func (s *simulation) prepare() error {
 		return err
 	}
 	s.cfg.Trace = t.Part(from, to)
+	return nil
+}
+
+// canHold says of a flag's file that is written after a long run whether it can be:
+// there is a folder for it, and none of its name. An empty path is no file.
+func canHold(flag, path string) error {
+	if path == "" {
+		return nil
+	}
+	if i, err := os.Stat(path); err == nil && i.IsDir() {
+		return fmt.Errorf("%s %q: is a folder: want a file", flag, path)
+	}
+	if i, err := os.Stat(filepath.Dir(path)); err != nil || !i.IsDir() {
+		return fmt.Errorf("%s %q: its folder is not there", flag, path)
+	}
 	return nil
 }
 

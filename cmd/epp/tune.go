@@ -38,6 +38,15 @@ those of epp sim.`,
 					return err
 				}
 			}
+			if maxMove == 0 { // else it would be the default
+				return errors.New("--max-move 0: want above 0 and at most 1")
+			}
+			if patch == "" {
+				return errors.New("--patch: is empty: name a file")
+			}
+			if err := errors.Join(canHold("--patch", patch), canHold("--report", report)); err != nil {
+				return err
+			}
 			t, err := s.world()
 			if err != nil {
 				return err

@@ -40,6 +40,10 @@ func TestTuneKeeps(t *testing.T) {
 	}{
 		{nil, "--trace: is missing"},
 		{[]string{"--config", "nowhere"}, "--config: open nowhere: no such file"},
+		{[]string{"--generate", "batch", "--max-move", "0"}, "--max-move 0: want above 0 and at most 1"},
+		{[]string{"--generate", "batch", "--patch", "nowhere/x.yaml"}, `--patch "nowhere/x.yaml": its folder is not there`},
+		{[]string{"--generate", "batch", "--patch", ""}, "--patch: is empty: name a file"},
+		{[]string{"--generate", "batch", "--report", "."}, `--report ".": is a folder: want a file`},
 		{[]string{"--generate", "batch", "--max-move", "2"}, "tune: a move of 2: want above 0 and at most 1"},
 	} {
 		if _, err := run(c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
