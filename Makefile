@@ -102,7 +102,7 @@ gobench:
 claims:
 	go run ./bench/policies claims
 
-## policies: the tables of docs/policies.md; half an hour of a core
+## policies: the tables of docs/policies.md; ten minutes of a core
 policies:
 	go run ./bench/policies
 
