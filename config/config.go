@@ -40,6 +40,8 @@ import (
 type Config struct {
 	// Pool says which endpoints there are.
 	Pool Pool `json:"pool"`
+	// Kubernetes says where the pool is found instead, with its models and settings.
+	Kubernetes Kubernetes `json:"kubernetes"`
 
 	// Weights of the scorers, by name; they are finite, not negative and sum to
 	// 1 within [decision.WeightSumTolerance]. A file that has this key sets all of them: a
@@ -82,6 +84,10 @@ type Config struct {
 	// DefaultModel is the name that a request means which names none. Default "":
 	// such a request is refused, unless there is a model "*" with a target.
 	DefaultModel string `json:"defaultModel"`
+	// Objectives are priorities that requests can ask for, in their header
+	// x-llm-d-inference-objective: an objective never raises what the model's own
+	// priority is.
+	Objectives []Objective `json:"objectives"`
 	// ForwardEncoded sends a compressed body on as it came, for engines that
 	// decode bodies; vLLM and SGLang don't. Default false: it is sent decoded.
 	ForwardEncoded bool `json:"forwardEncoded"`
@@ -98,7 +104,7 @@ type Config struct {
 
 // Pool says which endpoints there are.
 type Pool struct {
-	// Endpoints is the fixed list, 1–4,096 of them.
+	// Endpoints is the fixed list, 1–4,096 of them; none with kubernetes.pool.
 	Endpoints []Endpoint `json:"endpoints"`
 	// AllowLinkLocal admits addresses in 169.254.0.0/16 and fe80::/10, where
 	// clouds serve a machine's credentials. Default false.
@@ -110,6 +116,16 @@ type Pool struct {
 	// GPU says where the endpoints' accelerators are read, where an endpoint does
 	// not say otherwise.
 	GPU GPU `json:"gpu"`
+}
+
+// Kubernetes says where on a Kubernetes cluster the pool is described.
+type Kubernetes struct {
+	// Pool is an InferencePool, NAMESPACE/NAME. Default "": the pool is the list of
+	// endpoints.
+	Pool string `json:"pool"`
+	// Kubeconfig is a file that says how the API server is reached. Default "": by the
+	// service account of the pod that the picker runs in.
+	Kubeconfig string `json:"kubeconfig"`
 }
 
 // Endpoint is one engine's address. In a file it is either the address alone
@@ -227,6 +243,14 @@ type Model struct {
 	Target string `json:"target"`
 	// Adapter is true where Target is a LoRA adapter.
 	Adapter bool `json:"adapter"`
+}
+
+// Objective is one priority by its name.
+type Objective struct {
+	Name string `json:"name"`
+	// Priority below 0 lets requests be shed, as a model's does. Default 0, range
+	// -1,000,000–1,000,000.
+	Priority int `json:"priority"`
 }
 
 // Listen holds the addresses that are listened on, host:port or :port; an empty

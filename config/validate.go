@@ -42,8 +42,10 @@ var (
 func (c *Config) Validate(custom ...string) []Fault {
 	var v validator
 	v.pool(c)
+	v.kubernetes(c)
 	v.weights(c.Weights, append(slices.Clone(builtinScorers), custom...))
 	v.models(c.Models)
+	v.objectives(c.Objectives)
 	switch c.DefaultModel {
 	case "":
 	case CatchAll:
@@ -151,8 +153,8 @@ func text(b Bytes) string {
 // pool checks the endpoints: how many, each address, and that no two have one
 // name or address.
 func (v *validator) pool(c *Config) {
-	if n := len(c.Pool.Endpoints); n == 0 {
-		v.fault("pool.endpoints", "is empty; name at least one ip:port")
+	if n := len(c.Pool.Endpoints); n == 0 && c.Kubernetes.Pool == "" {
+		v.fault("pool.endpoints", "is empty; name at least one ip:port, or kubernetes.pool")
 	} else if n > MaxEndpoints {
 		v.fault("pool.endpoints", "has %d endpoints; at most %d are served", n, MaxEndpoints)
 		return
@@ -194,6 +196,29 @@ func (v *validator) pool(c *Config) {
 			}
 		}
 	}
+}
+
+// kubernetes checks where a pool is found instead of in a list.
+func (v *validator) kubernetes(c *Config) {
+	k := c.Kubernetes
+	if k.Pool == "" {
+		if k.Kubeconfig != "" {
+			v.fault("kubernetes.kubeconfig", "%s is not read without kubernetes.pool; set that too", quote(k.Kubeconfig))
+		}
+		return
+	}
+	namespace, name, found := strings.Cut(k.Pool, "/")
+	if !found || !isObjectName(namespace, 63) || !isObjectName(name, maxNameBytes) {
+		v.fault("kubernetes.pool", "%s is not NAMESPACE/NAME of an InferencePool, such as default/llama", quote(k.Pool))
+	}
+	if len(c.Pool.Endpoints) > 0 {
+		v.fault("pool.endpoints", "stands beside kubernetes.pool, which finds the endpoints; remove one of the two")
+	}
+}
+
+// isObjectName says whether s can be the name of a Kubernetes object.
+func isObjectName(s string, most int) bool {
+	return s != "" && len(s) <= most && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-.") == "" && strings.Trim(s, "-.") == s
 }
 
 // address checks that s is ip:port of a host that can be an endpoint, and says
@@ -327,6 +352,25 @@ func (v *validator) models(models []Model) {
 	}
 }
 
+// objectives checks names and priorities.
+func (v *validator) objectives(objectives []Objective) {
+	if len(objectives) > maxModels {
+		v.fault("objectives", "has %d names; at most %d are served", len(objectives), maxModels)
+		return
+	}
+	names := map[string]int{}
+	for i, o := range objectives {
+		at := fmt.Sprintf("objectives[%d]", i)
+		v.name(at+".name", o.Name)
+		if j, twice := names[o.Name]; twice {
+			v.fault(at+".name", "%s is also the name of objectives[%d]; names are unique", quote(o.Name), j)
+		} else {
+			names[o.Name] = i
+		}
+		between(v, at+".priority", o.Priority, -1_000_000, 1_000_000)
+	}
+}
+
 // eventSource refuses a cache scorer that waits for events nobody sends, and sources
 // of events that are not read or are another's.
 func (v *validator) eventSource(c *Config) {
@@ -342,6 +386,10 @@ func (v *validator) eventSource(c *Config) {
 	}
 	v.eventSockets(c)
 	if c.Cache.Source != CacheEvents || c.KVEvents.Port != 0 || c.KVEvents.Discover {
+		return
+	}
+	if c.Kubernetes.Pool != "" {
+		v.fault("cache.source", "\"events\" has no source of events for pods; set kvEvents.port or kvEvents.discover: true, or use cache.source: auto")
 		return
 	}
 	for i, e := range c.Pool.Endpoints {
@@ -403,6 +451,10 @@ func (v *validator) unheard(c *Config) {
 // gpuSource refuses a load that nobody reports.
 func (v *validator) gpuSource(c *Config) {
 	if c.Load.Source != decision.LoadGPU || c.Pool.GPU.DCGM != "" {
+		return
+	}
+	if c.Kubernetes.Pool != "" {
+		v.fault("load.source", "\"gpu\" has no source of GPU readings for pods; set pool.gpu.dcgm")
 		return
 	}
 	for i, e := range c.Pool.Endpoints {
