@@ -129,7 +129,7 @@ func (c *Config) complete() {
 		}
 	}
 	for i := range c.Models {
-		if m := &c.Models[i]; m.Target == "" {
+		if m := &c.Models[i]; m.Target == "" && len(m.Targets) == 0 {
 			m.Target = m.Name
 		}
 	}
@@ -202,6 +202,12 @@ func (d *decoder) value(node *yaml.Node, path string, out reflect.Value) {
 		return
 	}
 	if node.Tag == "!!null" {
+		return
+	}
+	if out.Kind() == reflect.Pointer { // what may be missing, and is not 0 then
+		v := reflect.New(out.Type().Elem())
+		d.value(node, path, v.Elem())
+		out.Set(v)
 		return
 	}
 	if node.Kind == yaml.ScalarNode {

@@ -20,7 +20,11 @@ import (
 const MaxEndpoints = 4096
 
 const (
-	maxModels    = 10_000
+	maxModels  = 10_000
+	maxTargets = 100 // of one model
+	// maxWeight is InferenceModel's and InferenceModelRewrite's bound.
+	maxWeight    = 1_000_000
+	maxPriority  = 1_000_000
 	maxNameBytes = 253 // as Kubernetes bounds an object's name
 )
 
@@ -48,8 +52,8 @@ func (c *Config) Validate(custom ...string) []Fault {
 	v.objectives(c.Objectives)
 	switch c.DefaultModel {
 	case "":
-	case CatchAll:
-		v.fault("defaultModel", "\"*\" is no model; name one that the endpoints list")
+	case CatchAll, Unnamed:
+		v.fault("defaultModel", "%s is no model; name one that the endpoints list", quote(c.DefaultModel))
 	default:
 		v.name("defaultModel", c.DefaultModel)
 	}
@@ -341,14 +345,63 @@ func (v *validator) models(models []Model) {
 		} else {
 			names[m.Name] = i
 		}
-		if m.Name == CatchAll && m.Target == "" {
-			v.fault(at+".target", "is empty; \"*\" needs the name that unknown names lead to")
+		if (m.Name == CatchAll || m.Name == Unnamed) && m.Target == "" && len(m.Targets) == 0 {
+			v.fault(at+".target", "is empty; %s needs the name that other names lead to", quote(m.Name))
 		}
-		if m.Target == CatchAll {
-			v.fault(at+".target", "\"*\" is no model; name one that the endpoints list")
-		} else if m.Target != "" {
-			v.name(at+".target", m.Target)
+		if m.Target != "" {
+			v.target(at+".target", m.Target)
 		}
+		v.targets(at, &m)
+		between(v, at+".priority", m.Priority, -maxPriority, maxPriority)
+	}
+	if i, both := names[CatchAll]; both {
+		if j, both := names[Unnamed]; both {
+			v.fault(fmt.Sprintf("models[%d].name", i), "\"*\" is never reached beside models[%d], which is \"**\"; remove one of them", j)
+		}
+	}
+}
+
+// target checks a name that endpoints list.
+func (v *validator) target(path, name string) {
+	if name == CatchAll || name == Unnamed {
+		v.fault(path, "%s is no model; name one that the endpoints list", quote(name))
+		return
+	}
+	v.name(path, name)
+}
+
+// targets checks what a model's requests are divided among.
+func (v *validator) targets(at string, m *Model) {
+	if len(m.Targets) == 0 {
+		return
+	}
+	if m.Target != "" || m.Adapter {
+		v.fault(at+".targets", "stands beside target or adapter; name each target in targets alone")
+	}
+	if len(m.Targets) > maxTargets {
+		v.fault(at+".targets", "has %d names; at most %d are served", len(m.Targets), maxTargets)
+		return
+	}
+	weighted, sum := 0, 0
+	names := map[string]int{}
+	for i, t := range m.Targets {
+		path := fmt.Sprintf("%s.targets[%d]", at, i)
+		v.target(path+".name", t.Name)
+		if j, twice := names[t.Name]; twice {
+			v.fault(path+".name", "%s is also the name of %s.targets[%d]; name each once", quote(t.Name), at, j)
+		}
+		names[t.Name] = i
+		if t.Weight != nil {
+			between(v, path+".weight", *t.Weight, 0, maxWeight)
+			weighted++
+			sum += max(0, *t.Weight)
+		}
+	}
+	switch {
+	case weighted > 0 && weighted < len(m.Targets):
+		v.fault(at+".targets", "have a weight in %d of %d places; give all of them one, or none for equal parts", weighted, len(m.Targets))
+	case weighted > 0 && sum == 0:
+		v.fault(at+".targets", "have no weight above 0, so no target could be chosen; remove the weights for equal parts")
 	}
 }
 
