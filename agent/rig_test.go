@@ -71,7 +71,7 @@ func newPicker(key block.Key) *picker {
 	p.table = fleet.New(fleet.Options{Index: p.index})
 	p.member = p.table.Join(epp.Endpoint{Name: "a", Address: endpoint})
 	p.server = report.NewServer(report.Options{
-		Key: key, Interval: interval, Token: token, AnyHost: true, Open: p.feed,
+		Key: key, Interval: func() time.Duration { return interval }, Token: token, AnyHost: true, Open: p.feed,
 		Hooks: report.Hooks{
 			Report:  func(late bool) { p.count(func() { p.was.late += map[bool]int{true: 1}[late] }) },
 			Missed:  func(n uint64) { p.count(func() { p.was.missed += n }) },

@@ -57,6 +57,7 @@ type Metrics struct {
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
 	reports                                      *prometheus.CounterVec
 	reportsMissed                                prometheus.Counter
+	settings                                     *prometheus.CounterVec
 }
 
 // New returns metrics in a registry of their own, with those of the Go runtime
@@ -76,6 +77,7 @@ func New(opt Options) *Metrics {
 	m.registerDecisions(r)
 	m.registerRequests(r)
 	m.registerSignals(r)
+	m.settings = counters(r, nameSettings, "Changes of settings while serving, by result: applied, or refused as a whole.", "result")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: nameBuild, Help: "Always 1; the labels tell the version.",
 		ConstLabels: prometheus.Labels{"version": opt.Version, "go": runtime.Version()},
@@ -220,6 +222,15 @@ func (m *Metrics) Ended(e *picker.Ending) {
 	if e.TTFT > 0 {
 		m.ttft.Observe(e.TTFT.Seconds())
 	}
+}
+
+// Applied counts a change of settings; err is why it was refused.
+func (m *Metrics) Applied(err error) {
+	result := "applied"
+	if err != nil {
+		result = "refused"
+	}
+	m.settings.WithLabelValues(result).Inc()
 }
 
 // Stale counts n decisions that turned out to have been made on blocks that were
