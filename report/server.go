@@ -352,10 +352,10 @@ func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *se
 			return last, ended(err)
 		case r := <-reports:
 			last = s.opt.Now()
-			silence.Reset(Silent * t.interval)
 			if err := s.one(t, last, r, orders); err != nil {
 				return last, err
 			}
+			silence.Reset(Silent * t.interval)
 		}
 	}
 }
