@@ -149,7 +149,7 @@ func TestCaseG3(t *testing.T) {
 			{"as sent", chat, string(zip(t, encoding, []byte(chat))), encoding, true},
 			{"rewritten", strings.Replace(chat, `"m"`, `"alias"`, 1), chat, "", true},
 		} {
-			p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Models: rules, ForwardEncoded: c.forward}, "a")
+			p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Names: picker.Names{Models: rules}, ForwardEncoded: c.forward}, "a")
 			p.members["a"].Apply(start, stored(tokens, 16))
 			pk, err := p.post("/v1/chat/completions", string(zip(t, encoding, []byte(c.body))), encoding)
 			if err != nil {
@@ -276,7 +276,7 @@ func TestCaseF2(t *testing.T) {
 		{"a number, catch-all", `"model":5,`, "", map[string]picker.ModelRule{picker.CatchAll: to("m")}, 400, "model_not_a_string", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPool(t, decision.Defaults(), picker.Options{DefaultModel: c.configured, Models: c.rules}, "a")
+			p := newPool(t, decision.Defaults(), picker.Options{Names: picker.Names{Default: c.configured, Models: c.rules}}, "a")
 			p.members["a"].Models([]epp.Model{{Name: "m"}, {Name: "n"}})
 			pk, err := p.post("/v1/completions", `{`+c.model+`"prompt":[1]}`)
 			if e := epp.AsError(err); e != nil {
@@ -317,7 +317,7 @@ func TestCaseF4(t *testing.T) {
 				served[i].Name = fmt.Sprint("m", i)
 				rule.Targets = append(rule.Targets, picker.Target{Name: served[i].Name, Weight: w})
 			}
-			p := newPool(t, decision.Defaults(), picker.Options{Models: map[string]picker.ModelRule{"chat": rule}, Log: slog.New(slog.DiscardHandler)}, "a", "b")
+			p := newPool(t, decision.Defaults(), picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{"chat": rule}}, Log: slog.New(slog.DiscardHandler)}, "a", "b")
 			for _, m := range p.members {
 				m.Models(served)
 			}
@@ -354,20 +354,20 @@ func TestCaseF4(t *testing.T) {
 	}
 }
 
-// TestSetModels: a request sees one whole map of models, before or after, while it is
+// TestSetNames: a request sees one whole map of models, before or after, while it is
 // replaced over and over; so none of its names is ever unknown.
-func TestSetModels(t *testing.T) {
+func TestSetNames(t *testing.T) {
 	p := newPool(t, decision.Defaults(), picker.Options{Log: slog.New(slog.DiscardHandler)}, "a")
 	p.unwatched = true
 	p.members["a"].Models([]epp.Model{{Name: "m1"}, {Name: "m2"}})
-	p.SetModels(map[string]picker.ModelRule{"first": to("m1"), "second": to("m1")})
+	p.SetNames(picker.Names{Models: map[string]picker.ModelRule{"first": to("m1"), "second": to("m1")}})
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(done)
 		for i := range 2000 {
 			target := to([]string{"m1", "m2"}[i%2])
-			p.SetModels(map[string]picker.ModelRule{"first": target, "second": target})
+			p.SetNames(picker.Names{Models: map[string]picker.ModelRule{"first": target, "second": target}})
 		}
 	})
 	for ended := false; !ended; {
@@ -385,7 +385,7 @@ func TestSetModels(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	p.SetModels(nil)
+	p.SetNames(picker.Names{})
 	if _, err := p.completion("first", []uint32{1}, ""); err == nil || epp.AsError(err).Reason != "model_unknown" {
 		t.Errorf("a name that no map has any more: %v", err)
 	}
@@ -396,9 +396,9 @@ func TestSetModels(t *testing.T) {
 func TestPriorityIsShedFirst(t *testing.T) {
 	settings := decision.Defaults()
 	settings.MaxQueue = 2
-	p := newPool(t, settings, picker.Options{Models: map[string]picker.ModelRule{
+	p := newPool(t, settings, picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{
 		"batch": {Targets: []picker.Target{{Name: "m"}}, Priority: -1}, "chat": to("m"),
-	}}, "a", "b")
+	}}}, "a", "b")
 	for _, m := range p.members {
 		m.Models([]epp.Model{{Name: "m"}})
 	}
@@ -421,6 +421,37 @@ func TestPriorityIsShedFirst(t *testing.T) {
 		t.Fatalf("chat in a full pool: %v", err)
 	}
 	pk.End(picker.Served)
+}
+
+// TestCaseQ3ObjectiveOnlyLowers: a client's header names an objective that the operator
+// has made, or nothing. It makes its own request one that may be shed; it never raises
+// what the model's rule says.
+func TestCaseQ3ObjectiveOnlyLowers(t *testing.T) {
+	names := picker.Names{
+		Models:     map[string]picker.ModelRule{"batch": {Targets: []picker.Target{{Name: "m"}}, Priority: -1}, "chat": to("m"), "first": {Targets: []picker.Target{{Name: "m"}}, Priority: 2}},
+		Objectives: map[string]int{"premium": 10, "later": -5, "middle": 1},
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{}, "a")
+	p.SetNames(names)
+	p.members["a"].Models([]epp.Model{{Name: "m"}})
+	for _, c := range []struct {
+		model, objective string
+		want             int
+	}{
+		{"chat", "", 0}, {"chat", "premium", 0}, {"chat", "later", -5}, {"chat", "nobody's", 0},
+		{"batch", "premium", -1}, {"batch", "later", -5}, {"first", "premium", 2}, {"first", "middle", 1}, {"first", "", 2},
+	} {
+		pk, err := p.Pick(t.Context(), picker.Incoming{
+			ID: picker.NewID(), Method: "POST", Path: "/v1/completions", Objective: c.objective, Body: fmt.Appendf(nil, `{"model":%q,"prompt":[1]}`, c.model),
+		})
+		if err != nil {
+			t.Fatalf("%s, %s: %v", c.model, c.objective, err)
+		}
+		if got := p.last().Priority; got != c.want {
+			t.Errorf("model %s, objective %q: priority %d, want %d", c.model, c.objective, got, c.want)
+		}
+		pk.End(picker.Served)
+	}
 }
 
 // awaited is a member whose first blocks are waited for.

@@ -39,10 +39,25 @@ const (
 	Unnamed = "**"
 )
 
-// SetModels has later requests resolved by models, in place of Options.Models; the
-// rest of it holds. Each request sees one map, whole, which must not change any
-// more.
-func (p *Picker) SetModels(models map[string]ModelRule) { p.models.Store(&models) }
+// Names are what names mean in requests. They must not change any more once a picker
+// has them.
+type Names struct {
+	// Models are the names that the configuration gives a meaning. They win over
+	// what endpoints list. The rule of CatchAll holds for every name that neither
+	// knows, and for requests that name none; the rule of Unnamed for every name that is
+	// not here.
+	Models map[string]ModelRule
+	// Default is the name that a request means which names no model. Empty:
+	// such a request is refused, unless there is a rule of CatchAll or Unnamed.
+	Default string
+	// Objectives are priorities by the names that requests may give in ObjectiveHeader.
+	// One lowers the priority that the model's rule gives, and never raises it.
+	Objectives map[string]int
+}
+
+// SetNames has later requests resolved by names, in place of Options.Names. Each request
+// sees one of them, whole.
+func (p *Picker) SetNames(names Names) { p.names.Store(&names) }
 
 // choose returns the rule's target of a decision: each in proportion to its weight
 // over the seeds, one of weight 0 never, and for one seed always the same.
@@ -88,11 +103,13 @@ func mixed(seed uint64) uint64 {
 // what endpoints list, a name that both don't know is an error, and as long as
 // not every endpoint has shown its list a name may be a base model's all the
 // same. missing is the error of a body that names no model, or nil. Which target
-// of several it is, the decision's seed says.
-func (pk *Pick) resolve(body *openai.Body, missing error) error {
+// of several it is, the decision's seed says. objective is the one that the request
+// names.
+func (pk *Pick) resolve(body *openai.Body, objective string, missing error) error {
 	p, r := pk.owner, &pk.Request
-	models := *p.models.Load()
-	name := cmp.Or(body.Model, p.opt.DefaultModel)
+	names := p.names.Load()
+	models := names.Models
+	name := cmp.Or(body.Model, names.Default)
 	rule, configured := models[name]
 	if !configured {
 		rule, configured = models[Unnamed]
@@ -138,6 +155,9 @@ func (pk *Pick) resolve(body *openai.Body, missing error) error {
 	}
 	if rule.Priority != 0 {
 		r.Priority = rule.Priority
+	}
+	if priority, known := names.Objectives[objective]; known {
+		r.Priority = min(r.Priority, priority)
 	}
 	return nil
 }

@@ -23,6 +23,8 @@ type Incoming struct {
 	ContentEncoding string
 	// Body is the whole body. The Pick keeps it until End.
 	Body []byte
+	// Objective is the header ObjectiveHeader as it came.
+	Objective string
 	// Subset, if not nil, names the only addresses the request may go to.
 	Subset []string
 	// Sight is what the edge will see of the answer.

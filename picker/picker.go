@@ -89,14 +89,8 @@ type Options struct {
 	Learn       bool
 	LearnTTL    time.Duration
 	LearnBlocks int
-	// Models are the names that the configuration gives a meaning. They win over
-	// what endpoints list. The rule of CatchAll holds for every name that neither
-	// knows, and for requests that name none; that of Unnamed for every name that is
-	// not here. SetModels replaces them.
-	Models map[string]ModelRule
-	// DefaultModel is the name that a request means which names no model. Empty:
-	// such a request is refused, unless there is a rule of CatchAll or Unnamed.
-	DefaultModel string
+	// Names are what names mean until SetNames.
+	Names Names
 	// MaxDecodedBytes bounds a compressed body once it is decoded, and
 	// MaxDecodedBytesTotal those of all requests in flight. 0:
 	// DefaultMaxDecodedBytes and DefaultMaxDecodedBytesTotal.
@@ -125,7 +119,7 @@ type Options struct {
 type Picker struct {
 	opt     Options
 	policy  atomic.Pointer[route.Policy]
-	models  atomic.Pointer[map[string]ModelRule]
+	names   atomic.Pointer[Names]
 	scratch sync.Pool // of *scratch
 	reader  *openai.Reader
 	decoder decoder
@@ -167,7 +161,7 @@ func New(opt Options) *Picker {
 	p.mergesSystem = sync.OnceValue(p.templateMergesSystem)
 	p.putsAround = sync.OnceValue(p.tokenizerPutsAround)
 	p.policy.Store(opt.Policy)
-	p.SetModels(opt.Models)
+	p.SetNames(opt.Names)
 	p.scratch.New = func() any { return new(scratch) }
 	p.logSources()
 	return p
@@ -238,7 +232,7 @@ func (pk *Pick) prepare(ctx context.Context, in *Incoming) error {
 		return err
 	}
 	pk.Request.Stream, pk.Request.Salt = body.Stream, body.Salt
-	if err := pk.resolve(body, err); err != nil {
+	if err := pk.resolve(body, in.Objective, err); err != nil {
 		return err
 	}
 	pk.encode(in, body, plain)

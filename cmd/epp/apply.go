@@ -14,6 +14,7 @@ import (
 // changeable says of each setting whether it can change while we serve. What cannot
 // is what was built from it: sockets, memory, connections to engines.
 var changeable = map[string]bool{
+	"kubernetes.pool": false, "kubernetes.kubeconfig": false,
 	"pool.endpoints": true, "pool.allowLinkLocal": true, "pool.engine": false, "pool.gpu.dcgm": false, "pool.gpu.gpus": false,
 
 	"weights": true, "policy": true, "gate": true, "spread.cold": true, "spread.hot": true,
@@ -23,7 +24,7 @@ var changeable = map[string]bool{
 	"cache.source": false, "cache.ownTTL": false, "cache.tiers.cpu": false, "cache.tiers.disk": false,
 	"probe.interval": false, "probe.timeout": false,
 
-	"models": true, "defaultModel": false, "fallbacks": false, "forwardEncoded": false,
+	"models": true, "defaultModel": true, "objectives": true, "fallbacks": false, "forwardEncoded": false,
 
 	"listen.proxy": false, "listen.metrics": false, "listen.extProc": false, "listen.health": false, "listen.reports": false,
 	"tls.cert": false, "tls.key": false, "tls.insecure": false,
@@ -51,7 +52,7 @@ func (s *system) apply(cfg *config.Config) error {
 		return err
 	}
 	former := s.live.Swap(cfg)
-	s.picker.SetModels(rules(cfg))
+	s.picker.SetNames(names(cfg))
 	s.metrics.SetModels(cfg.ModelNames())
 	s.renew()
 	if !reflect.DeepEqual(former.Pool.Endpoints, cfg.Pool.Endpoints) {

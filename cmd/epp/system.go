@@ -19,6 +19,7 @@ import (
 	"epp.internal/epp/block"
 	"epp.internal/epp/config"
 	"epp.internal/epp/decision"
+	"epp.internal/epp/discover/kube"
 	"epp.internal/epp/extproc"
 	"epp.internal/epp/fleet"
 	"epp.internal/epp/kvindex"
@@ -51,7 +52,8 @@ type system struct {
 	journal *journal // nil where none is kept, and before run
 	sources sync.Map // by address: the *source of each endpoint of the pool
 	roster  *roster
-	joined  atomic.Int64 // endpoints of the fleet, each rank one
+	kube    *kube.Options // nil: the pool is the configuration's
+	joined  atomic.Int64  // endpoints of the fleet, each rank one
 
 	applying sync.Mutex // held for a whole change of settings
 	renewing sync.Mutex // held while the policy changes
@@ -80,6 +82,10 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 	}
 	s.live.Store(cfg)
 	s.roster = newRoster(s)
+	var err error
+	if s.kube, err = s.newKubeOptions(); err != nil {
+		return nil, err
+	}
 	policy, err := route.New(cfg.Settings(staleAfter(len(cfg.Pool.Endpoints))))
 	if err != nil {
 		return nil, err
@@ -96,7 +102,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		Fleet: s.fleet, Index: s.index, Policy: policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
 		MaxPromptBytes: int(cfg.Limits.PromptBytes),
 		Learn:          cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
-		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log, Predict: cfg.Log.Decisions != "",
+		Names: names(cfg), Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log, Predict: cfg.Log.Decisions != "",
 		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes), ForwardEncoded: cfg.ForwardEncoded,
 		Hooks: picker.Hooks{
 			Decided: func(rec *decision.Record, chain []uint64) {
@@ -163,16 +169,20 @@ func staleAfter(endpoints int) time.Duration {
 	return max(2*time.Second, 3*scrape.Interval(endpoints))
 }
 
-func rules(cfg *config.Config) map[string]picker.ModelRule {
-	m := map[string]picker.ModelRule{}
+// names are what names mean in requests.
+func names(cfg *config.Config) picker.Names {
+	n := picker.Names{Models: map[string]picker.ModelRule{}, Default: cfg.DefaultModel, Objectives: map[string]int{}}
+	for _, o := range cfg.Objectives {
+		n.Objectives[o.Name] = o.Priority
+	}
 	for _, r := range cfg.Models {
 		rule := picker.ModelRule{Priority: r.Priority}
 		for _, t := range r.Divided() {
 			rule.Targets = append(rule.Targets, picker.Target{Name: t.Name, Weight: *t.Weight, Adapter: t.Adapter})
 		}
-		m[r.Name] = rule
+		n.Models[r.Name] = rule
 	}
-	return m
+	return n
 }
 
 // models are what GET /v1/models lists: the endpoints' own, and the configured
@@ -249,6 +259,7 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	if fixed := static(s.cfg); len(fixed) > 0 { // else they come from elsewhere
 		s.setEndpoints(fixed)
 	}
+	wg.Go(func() { s.followKube(follow) })
 	wg.Go(func() { s.expire(follow) })
 	wg.Go(func() { s.warm(follow) })
 	pages := s.pages()

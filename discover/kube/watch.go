@@ -27,7 +27,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"epp.internal/epp/config"
 )
@@ -108,7 +108,7 @@ type watcher struct {
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
 func newWatcher(o Options) (*watcher, error) {
-	ctrllog.SetLogger(quiet(o.Log)) // once for the process; later calls have no effect
+	log.SetLogger(quiet(o.Log)) // once for the process; later calls have no effect
 	cfg := rest.CopyConfig(o.Client)
 	cfg.QPS, cfg.Burst = 50, 100
 	w := &watcher{Options: o, wake: make(chan struct{}, 1), watched: map[schema.GroupVersionKind]cache.Informer{},
@@ -361,7 +361,7 @@ func (w *watcher) input(ctx context.Context) (Input, error) {
 
 // quiet is a logger for client-go: what it says is at DEBUG at most, since it repeats
 // each second what this package says once.
-func quiet(log *slog.Logger) logr.Logger { return logr.FromSlogHandler(demoted{log.Handler()}) }
+func quiet(l *slog.Logger) logr.Logger { return logr.FromSlogHandler(demoted{l.Handler()}) }
 
 // demoted passes records on at DEBUG.
 type demoted struct{ slog.Handler }
