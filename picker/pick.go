@@ -98,6 +98,7 @@ type Pick struct {
 
 	booking   fleet.Booking
 	seq       uint64 // of the record
+	seed      uint64 // of this attempt's decision; the first one's chose the target too
 	attempt   int
 	tried     epp.Slots
 	predicted int // tokens of the prompt that the endpoint is taken to have cached
@@ -133,6 +134,7 @@ func (p *Pick) Next(failed Outcome) bool {
 	p.finish(failed)
 	p.tried = p.tried.Add(p.Endpoint.Slot)
 	p.attempt++
+	p.seed = p.owner.opt.Seed()
 	return p.decide(context.Background()) == nil
 }
 

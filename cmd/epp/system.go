@@ -165,7 +165,11 @@ func staleAfter(cfg *config.Config) time.Duration {
 func rules(cfg *config.Config) map[string]picker.ModelRule {
 	m := map[string]picker.ModelRule{}
 	for _, r := range cfg.Models {
-		m[r.Name] = picker.ModelRule{Target: r.Target, Adapter: r.Adapter}
+		rule := picker.ModelRule{Priority: r.Priority}
+		for _, t := range r.Divided() {
+			rule.Targets = append(rule.Targets, picker.Target{Name: t.Name, Weight: *t.Weight, Adapter: t.Adapter})
+		}
+		m[r.Name] = rule
 	}
 	return m
 }
@@ -175,12 +179,15 @@ func rules(cfg *config.Config) map[string]picker.ModelRule {
 func (s *system) models() []epp.Model {
 	list := s.fleet.Models()
 	for _, r := range s.cfg.Models {
-		if _, taken, _ := s.fleet.Model(r.Name); taken || r.Name == config.CatchAll {
+		if _, taken, _ := s.fleet.Model(r.Name); taken || r.Name == config.CatchAll || r.Name == config.Unnamed {
 			continue
 		}
-		if m, found, _ := s.fleet.Model(cmp.Or(r.Target, r.Name)); found {
-			m.Name = r.Name
-			list = append(list, m)
+		for _, t := range r.Divided() {
+			if m, found, _ := s.fleet.Model(cmp.Or(t.Name, r.Name)); found && *t.Weight > 0 {
+				m.Name = r.Name
+				list = append(list, m)
+				break
+			}
 		}
 	}
 	return list
