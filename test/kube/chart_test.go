@@ -4,6 +4,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -138,7 +139,15 @@ func podOf(t *testing.T, o thing) string {
 // their templates would become, where PodSecurity is enforced. Nothing is kept.
 func admitted(t *testing.T, namespace, objects string) {
 	t.Helper()
-	apply(t, objects, "--namespace", namespace, "--dry-run=server")
+	in := map[string]string{} // by the namespace that they name, where they do
+	for _, text := range strings.Split(objects, "\n---\n") {
+		for _, o := range things(t, text) {
+			in[cmp.Or(o.Metadata.Namespace, namespace)] += text + "\n---\n"
+		}
+	}
+	for namespace, objects := range in {
+		apply(t, objects, "--namespace", namespace, "--dry-run=server")
+	}
 	for _, o := range things(t, objects) {
 		if o.Spec.Template.Spec == nil {
 			continue
@@ -230,4 +239,3 @@ func said(stderr string) string {
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
-
