@@ -24,7 +24,7 @@ func (r *resolver) policies() {
 			text := r.noPool(to.Name)
 			r.status(p.ref(), condition(Accepted, metav1.ConditionTrue, Accepted, "the policy is valid as far as can be told without its pool"),
 				condition(ResolvedRefs, metav1.ConditionFalse, reasonNoPool, "spec.targetRef.name: "+text),
-				condition(Programmed, metav1.ConditionFalse, reasonNotInForce, "spec.targetRef.name: "+text))
+				condition(Programmed, metav1.ConditionFalse, reasonNoPool, "spec.targetRef.name: "+text))
 		case r.mine(to.Group, to.Kind, to.Name):
 			r.policy(p)
 		}
@@ -41,7 +41,7 @@ func (r *resolver) policy(p *EndpointPickerPolicy) {
 	resolved := condition(ResolvedRefs, metav1.ConditionTrue, ResolvedRefs, fmt.Sprintf("the InferencePool %q is there", r.in.Pool.Name))
 	refuse := func(reason, text string) {
 		r.status(p.ref(), condition(Accepted, metav1.ConditionFalse, reason, text), resolved,
-			condition(Programmed, metav1.ConditionFalse, reasonNotInForce, "the policy is not accepted"))
+			condition(Programmed, metav1.ConditionFalse, reason, text))
 	}
 	next, faults := r.with(&p.Spec)
 	switch {

@@ -91,7 +91,6 @@ const (
 	reasonConflicted = "Conflicted"
 	reasonNameInUse  = "ModelNameInUse"
 	reasonNoPool     = "PoolNotFound"
-	reasonNotInForce = "NotInForce"
 	reasonFailed     = "NotApplied"
 )
 
@@ -152,7 +151,7 @@ func (r *resolver) malformed() {
 		switch m.Kind {
 		case policyKind:
 			r.status(m.Ref, condition(Accepted, metav1.ConditionFalse, reasonInvalid, text),
-				condition(Programmed, metav1.ConditionFalse, reasonNotInForce, "the policy is not accepted"))
+				condition(Programmed, metav1.ConditionFalse, reasonInvalid, text))
 		case modelKind:
 			r.status(m.Ref, condition(Accepted, metav1.ConditionFalse, reasonInvalid, text))
 		}
