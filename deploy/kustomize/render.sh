@@ -8,8 +8,8 @@ cd "$(dirname "$0")"
 out=$(cd "${1:-base}" && pwd)/epp.yaml
 helm=$(../../test/chart/install.sh)/bin/helm
 
-# What helm says of itself does not hold here. The pool's name stands for that of an
-# overlay; it is the value of the variable POOL and stands nowhere else.
+# What helm says of itself does not hold here. An overlay puts its pool's name in place of
+# my-pool, in the variable POOL and in the name of the lease.
 {
 	echo "# Made from deploy/chart by make kustomize."
 	"$helm" template epp ../chart --namespace default --include-crds --set pool.name=my-pool |
