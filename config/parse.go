@@ -115,24 +115,24 @@ func within(path, outer string) bool {
 
 // complete fills what defaults to another setting.
 func (c *Config) complete() {
-	for i := range c.Pool.Endpoints {
-		if e := &c.Pool.Endpoints[i]; e.Name == "" {
-			e.Name = e.Address
-		}
-		if e := &c.Pool.Endpoints[i]; e.Engine == "" {
-			e.Engine = c.Pool.Engine
-		}
-		g := &c.Pool.Endpoints[i].GPU
-		g.DCGM = cmp.Or(g.DCGM, c.Pool.GPU.DCGM)
-		if len(g.GPUs) == 0 {
-			g.GPUs = c.Pool.GPU.GPUs
-		}
+	for i, e := range c.Pool.Endpoints {
+		c.Pool.Endpoints[i] = c.Pool.Complete(e)
 	}
 	for i := range c.Models {
 		if m := &c.Models[i]; m.Target == "" && len(m.Targets) == 0 {
 			m.Target = m.Name
 		}
 	}
+}
+
+// Complete fills what an endpoint leaves open with what is the pool's.
+func (p *Pool) Complete(e Endpoint) Endpoint {
+	e.Name, e.Engine = cmp.Or(e.Name, e.Address), cmp.Or(e.Engine, p.Engine)
+	e.GPU.DCGM = cmp.Or(e.GPU.DCGM, p.GPU.DCGM)
+	if len(e.GPU.GPUs) == 0 {
+		e.GPU.GPUs = p.GPU.GPUs
+	}
+	return e
 }
 
 // decoder walks a YAML tree along the type of what it fills. It keeps the line

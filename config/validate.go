@@ -336,8 +336,12 @@ func (v *validator) models(models []Model) {
 		v.fault("models", "has %d names; at most %d are served", len(models), maxModels)
 		return
 	}
-	names := map[string]int{}
+	names, targets := map[string]int{}, 0
 	for i, m := range models {
+		if targets += len(m.Targets); targets > maxModels {
+			v.fault("models", "have more than %d targets in all; at most so many are served", maxModels)
+			return
+		}
 		at := fmt.Sprintf("models[%d]", i)
 		v.name(at+".name", m.Name)
 		if j, twice := names[m.Name]; twice {

@@ -71,7 +71,7 @@ func readSettings(file string) (*decision.Settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cfg.Settings(staleAfter(cfg)), nil
+	return cfg.Settings(staleAfter(len(cfg.Pool.Endpoints))), nil
 }
 
 // loadTokenizer reads the model's files: two that it must have, and two that some

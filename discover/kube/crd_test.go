@@ -55,9 +55,9 @@ const (
 func TestSchemasAreTheTypes(t *testing.T) {
 	policy, model := schemaOf(t, policyCRD), schemaOf(t, modelCRD)
 	same(t, "EndpointPickerPolicy.spec", reflect.TypeFor[PolicySpec](), policy.Properties["spec"])
-	same(t, "EndpointPickerPolicy.status", reflect.TypeFor[PolicyStatus](), policy.Properties["status"])
+	same(t, "EndpointPickerPolicy.status", reflect.TypeFor[Conditions](), policy.Properties["status"])
 	same(t, "InferenceModel.spec", reflect.TypeOf(InferenceModel{}.Spec), model.Properties["spec"])
-	same(t, "InferenceModel.status.conditions", reflect.TypeFor[[]metav1.Condition](), model.Properties["status"].Properties["conditions"])
+	same(t, "InferenceModel.status", reflect.TypeFor[Conditions](), model.Properties["status"])
 }
 
 // same compares a type with its schema, and reports what differs at path.

@@ -50,7 +50,8 @@ type object struct {
 
 // ref names the object for an answer to it.
 func (o *object) ref() Ref {
-	return Ref{APIVersion: o.APIVersion, Kind: o.Kind, NamespacedName: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, UID: o.UID, Generation: o.Generation}
+	return Ref{APIVersion: o.APIVersion, Kind: o.Kind, NamespacedName: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, UID: o.UID,
+		Generation: o.Generation, ResourceVersion: o.ResourceVersion}
 }
 
 // before says whether the object was there before another: by its time, then by
@@ -67,8 +68,9 @@ type Ref struct {
 	APIVersion, Kind string
 	types.NamespacedName
 	UID types.UID
-	// Generation is that of the spec that was read.
-	Generation int64
+	// Generation is that of the spec that was read, ResourceVersion the whole object's.
+	Generation      int64
+	ResourceVersion string
 }
 
 // Pool is an InferencePool of either group. Source: inferencepool_types.go of
@@ -152,8 +154,7 @@ type rewriteRule struct {
 // object say the same thing in the same way.
 type EndpointPickerPolicy struct {
 	object
-	Spec   PolicySpec   `json:"spec"`
-	Status PolicyStatus `json:"status,omitempty"`
+	Spec PolicySpec `json:"spec"`
 }
 
 // PolicySpec is what a policy asks for. What it does not set is as the picker's
@@ -188,7 +189,7 @@ type Accelerator struct {
 	MemoryGiB float64 `json:"memoryGiB,omitempty"`
 }
 
-// PolicyStatus is what became of a policy.
-type PolicyStatus struct {
+// Conditions are the status of a policy, and of an InferenceModel: what became of it.
+type Conditions struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }

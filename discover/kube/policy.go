@@ -98,7 +98,7 @@ func (r *resolver) status(ref Ref, conditions ...metav1.Condition) {
 	for i := range conditions {
 		conditions[i].ObservedGeneration = ref.Generation
 	}
-	r.w.Statuses = append(r.w.Statuses, Status{Ref: ref, Conditions: conditions})
+	r.w.Statuses = append(r.w.Statuses, Status{Ref: ref, Current: r.in.Conditions[ref.UID], Conditions: conditions})
 }
 
 func condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {

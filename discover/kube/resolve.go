@@ -33,6 +33,8 @@ type Input struct {
 	Policies   []*EndpointPickerPolicy
 	// Malformed are objects that could not be read.
 	Malformed []Malformed
+	// Conditions are what the objects say of themselves, by UID.
+	Conditions map[types.UID][]metav1.Condition
 }
 
 // Malformed is an object that is not what its kind says.
@@ -67,11 +69,11 @@ type Endpoint struct {
 	Labels map[string]string
 }
 
-// Status is what an object's conditions should be. Their times are for who writes
-// them.
+// Status is what an object's conditions should be, beside those that it has. Their
+// times are for who writes them.
 type Status struct {
 	Ref
-	Conditions []metav1.Condition
+	Current, Conditions []metav1.Condition
 }
 
 // Note is one thing that is wrong with the pool or what belongs to it: a warning in
