@@ -5,7 +5,9 @@ package kube
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -113,7 +115,7 @@ func things(t *testing.T, text string) (all []thing) {
 	for d := yaml.NewDecoder(strings.NewReader(text)); ; {
 		var o thing
 		if err := d.Decode(&o); err != nil {
-			if err.Error() != "EOF" {
+			if !errors.Is(err, io.EOF) {
 				t.Fatal(err)
 			}
 			return all

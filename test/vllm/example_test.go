@@ -3,6 +3,7 @@
 package vllm
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -48,7 +49,7 @@ func TestExampleFlags(t *testing.T) {
 				}
 			}
 		}
-		if err := d.Decode(&o); err == io.EOF {
+		if err := d.Decode(&o); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatal(err)
