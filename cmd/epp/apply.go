@@ -41,10 +41,14 @@ var changeable = map[string]bool{
 // apply makes cfg the settings in force while we serve: no request is lost, no block of
 // the index, and each decision is made by the settings before or after, whose version
 // its record has. The error names all that is wrong, and all that needs a restart;
-// then nothing has changed, and a metric counts it. cfg must not change any more.
+// then nothing has changed, and a metric counts it. What is in force already is no
+// change. cfg must not change any more.
 func (s *system) apply(cfg *config.Config) error {
 	s.applying.Lock()
 	defer s.applying.Unlock()
+	if reflect.DeepEqual(s.live.Load(), cfg) {
+		return nil
+	}
 	err := s.refusal(cfg)
 	s.metrics.Applied(err)
 	if err != nil {

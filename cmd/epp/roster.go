@@ -48,6 +48,10 @@ func newRoster(s *system) *roster {
 // whatever its labels; where its sources differ (events, engine, GPU) it is another
 // endpoint too. Of two entries with one address the first counts, and of more than
 // [config.MaxEndpoints] so many.
+//
+// It may be called from build on, by any goroutine; once run has ended it does
+// nothing. Where the configuration names no endpoint, the first call is the pool's
+// first sync, which readiness waits for.
 func (s *system) setEndpoints(entries []entry) { s.roster.set(entries) }
 
 // static are the endpoints that the configuration names.
