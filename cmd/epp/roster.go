@@ -77,17 +77,19 @@ func (r *roster) set(entries []entry) {
 		if e, stays := wanted[id]; !stays || !sameSources(&e.Endpoint, &f.e.Endpoint) {
 			delete(r.running, id)
 			leaving, left = append(leaving, f), append(left, id.name)
-			f.cancel()
 		}
-	}
-	for _, f := range leaving { // before another takes its address
-		<-f.left
 	}
 	for _, id := range order {
 		if r.running[id] == nil {
 			r.start(id, wanted[id])
 			joined = append(joined, id.name)
 		}
+	}
+	for _, f := range leaving { // after others have joined: no request finds nobody
+		f.cancel()
+	}
+	for _, f := range leaving {
+		<-f.left
 	}
 	first := r.ready.settle(len(r.running))
 	r.s.renew()

@@ -367,6 +367,39 @@ func TestPoolAndSettingsChangeUnderLoad(t *testing.T) {
 	}
 }
 
+// TestOnlyEndpointIsReplaced: the one endpoint of a pool is replaced under its address
+// and name, over and over: no request finds an empty pool.
+func TestOnlyEndpointIsReplaced(t *testing.T) {
+	r := newRig(t, options{engines: 1})
+	var stop atomic.Bool
+	var sent atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for !stop.Load() {
+				if p := r.chat([]message{user("hello")}, 1); p.err != nil || p.status != http.StatusOK {
+					t.Errorf("%d %s %v", p.status, p.body, p.err)
+					return
+				}
+				sent.Add(1)
+			}
+		})
+	}
+	for i := range 200 {
+		r.sys.setEndpoints(entries(r.engines, fmt.Sprint("uid-", i)))
+		if states := r.sys.fleet.Snapshot(); len(states) != 1 || states[0].Endpoint.UID != fmt.Sprint("uid-", i) {
+			t.Errorf("after replacement %d there are %+v", i, states)
+		}
+		was := sent.Load()
+		r.until("a request has passed", func() bool { return sent.Load() > was || t.Failed() })
+	}
+	stop.Store(true)
+	wg.Wait()
+	r.atRest()
+	r.until("the last one is known", r.sys.settled)
+	r.caughtUp()
+}
+
 // series counts the series of a family whose line holds all of the given texts.
 func (r *rig) series(name string, texts ...string) (n int) {
 	r.t.Helper()
