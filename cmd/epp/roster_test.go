@@ -318,9 +318,9 @@ func TestPoolAndSettingsChangeUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	const least = 3000
+	const least, leastChanges = 3000, 50
 	changes := 0
-	for ; sent.Load() < least && failed.Load() == 0; changes++ {
+	for ; (sent.Load() < least || changes < leastChanges) && failed.Load() == 0; changes++ {
 		list := append([]entry(nil), staying...)
 		for k, e := range entries(r.engines[2:], fmt.Sprint("uid-", changes/3)) {
 			if (changes>>k)&1 == 0 {
@@ -345,9 +345,6 @@ func TestPoolAndSettingsChangeUnderLoad(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 	t.Logf("%d requests passed, %d failed, in %d changes of pool and settings", sent.Load(), failed.Load(), changes)
-	if sent.Load() < least || changes < 50 {
-		t.Errorf("%d requests and %d changes were to be seen at least", least, 50)
-	}
 	r.atRest()
 	r.sys.setEndpoints(entries(r.engines, ""))
 	for name, generation := range former {
