@@ -18,7 +18,7 @@ var changeable = map[string]bool{
 
 	"weights": true, "policy": true, "gate": true, "spread.cold": true, "spread.hot": true,
 	"maxQueue": true, "onSaturated": true, "load.source": true, "load.maxUtilization": true,
-	"load.maxRunning": false, // learnt slots are kept by engine
+	"load.maxRunning": false, // the fleet learns slots, or not, from the start on
 
 	"cache.source": false, "cache.ownTTL": false, "cache.tiers.cpu": false, "cache.tiers.disk": false,
 	"probe.interval": false, "probe.timeout": false,
