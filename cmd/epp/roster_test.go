@@ -260,8 +260,8 @@ func TestCaseO3PodsComeAndGo(t *testing.T) {
 	}
 	sources := 0
 	r.sys.sources.Range(func(_, _ any) bool { sources++; return true })
-	if n := r.sys.fleet.Slots(); n != 5 || sources != 5 || r.sys.joined.Load() != 5 || r.sys.roster.size() != 5 {
-		t.Errorf("%d slots, %d sources, %d joined, %d run; want 5 of each", n, sources, r.sys.joined.Load(), r.sys.roster.size())
+	if n := r.sys.fleet.Slots(); n > 10 || sources != 5 || r.sys.joined.Load() != 5 || r.sys.roster.size() != 5 {
+		t.Errorf("%d slots, %d sources, %d joined, %d run; want 10 at most, for five come before five leave, and 5 of the others", n, sources, r.sys.joined.Load(), r.sys.roster.size())
 	}
 }
 
