@@ -162,9 +162,9 @@ func TestLeavingEndpointFinishes(t *testing.T) {
 	}
 	r.atRest()
 	slots := r.sys.fleet.Slots()
-	r.sys.setEndpoints(entries(r.engines, "2"))
+	r.sys.setEndpoints(append(entries(r.engines[1:], ""), entries(r.engines[:1], "2")...))
 	if n := r.sys.fleet.Slots(); n != slots {
-		t.Errorf("%d slots after the former were given back, %d before", n, slots)
+		t.Errorf("%d slots after the former one was given back, %d before", n, slots)
 	}
 }
 
