@@ -154,6 +154,10 @@ func (e envoyConfig) write(w io.Writer, cfg *config.Config) error {
 		return fmt.Errorf("--upstream %s: with fallbacks: %d the picker names several endpoints, and Envoy finds none in a list there; use %s, or fallbacks: 0",
 			envoyOriginalDst, cfg.Fallbacks, envoyOverrideHost)
 	}
+	if override && cfg.Kubernetes.Pool != "" {
+		return fmt.Errorf("--upstream %s: Envoy needs a list of endpoints there, and kubernetes.pool %q has none that stays; use %s",
+			envoyOverrideHost, cfg.Kubernetes.Pool, envoyOriginalDst)
+	}
 	if len(e.pickers) == 0 {
 		here, err := pickerHere(cfg)
 		if err != nil {
