@@ -53,7 +53,7 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	atEnd(func() { _ = os.RemoveAll(dir) })
-	out, err := exec.Command("go", "build", "-o", dir+"/epp", "../../cmd/epp").CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir+"/epp", "../../cmd/epp").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
