@@ -88,7 +88,8 @@ image: dist
 	test/image/build.sh $(VERSION) arm64
 
 ## test-image: the image of this machine's kind is built, run and looked at
-test-image: dist
+test-image:
+	GOOS=linux $(BUILD) -o dist/epp-linux-$$(go env GOARCH) ./cmd/epp
 	test/image/build.sh $(VERSION) $$(go env GOARCH) check
 
 ## kustomize: deploy/kustomize/base anew from deploy/chart; needs helm, which is built once
@@ -99,7 +100,7 @@ kustomize:
 test-kube:
 	test/kube/install.sh >/dev/null
 	test/chart/install.sh >/dev/null
-	go test -tags kube -count=1 -timeout 20m -v ./test/kube
+	CGO_ENABLED=1 go test -race -tags kube -count=1 -timeout 20m -v ./test/kube
 
 ## fuzz: each fuzz target for FUZZTIME
 fuzz:
