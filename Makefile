@@ -16,7 +16,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
+.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded test-gateway race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -46,6 +46,12 @@ test-loaded:
 ## test-browser: the simulator's report in Chromium, installed once
 test-browser:
 	test/browser/run.sh
+
+## test-gateway: the picker behind a gateway that Istio configures, on a real API server, in a network namespace; root, on Linux
+test-gateway:
+	test/kube/install.sh >/dev/null
+	test/gateway/install.sh >/dev/null
+	go test -tags gateway -count=1 -timeout 10m -v ./test/gateway
 
 ## race: all tests, under the race detector
 race:

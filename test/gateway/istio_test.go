@@ -138,7 +138,7 @@ func startEnvoy(c *cluster, binary string) func(p *pod, ip string) (running, err
 		if err != nil {
 			return nil, err
 		}
-		return &daemon{process: proc, namespace: m.Namespace, look: answers(plain, fmt.Sprintf("http://%s:%d/ready", ip, adminPort))}, nil
+		return &daemon{process: proc, namespace: m.Namespace, address: ip, look: answers(plain, fmt.Sprintf("http://%s:%d/ready", ip, adminPort))}, nil
 	}
 }
 

@@ -234,6 +234,7 @@ func (k *kubelet) show(namespace string) string {
 type daemon struct {
 	*process
 	namespace string
+	address   string // its IP
 	look      func(context.Context) (bool, error)
 }
 

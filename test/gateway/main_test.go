@@ -102,6 +102,7 @@ func bringUp(ctx context.Context, dir string, wg *sync.WaitGroup) error {
 		proxyImage: startEnvoy(world.cluster, p.envoy),
 		"epp":      startPicker(ctx, command),
 		"engine":   world.engines.start,
+		"front":    startFront,
 	}}
 	wg.Go(func() {
 		if err := world.kubelet.run(ctx); err != nil {

@@ -73,6 +73,20 @@ func (p *process) log(last int) string {
 	return p.name + ":\n  " + strings.Join(p.lines[max(0, len(p.lines)-last):], "\n  ")
 }
 
+// all returns the lines of JSON with a message.
+func (p *process) all(message string) (list []map[string]any) {
+	p.mu.Lock()
+	lines := p.lines
+	p.mu.Unlock()
+	for _, line := range lines {
+		var fields map[string]any
+		if json.Unmarshal([]byte(line), &fields) == nil && fields["msg"] == message {
+			list = append(list, fields)
+		}
+	}
+	return list
+}
+
 // awaitLine returns the first line of JSON that ok is true for.
 func (p *process) awaitLine(ctx context.Context, ok func(map[string]any) bool) (map[string]any, error) {
 	for seen := 0; ; {

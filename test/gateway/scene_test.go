@@ -47,7 +47,7 @@ func startPicker(ctx context.Context, command string) func(p *pod, ip string) (r
 		if err != nil {
 			return nil, err
 		}
-		return &daemon{process: proc, namespace: p.Metadata.Namespace, look: serving(ip + ":9003")}, nil
+		return &daemon{process: proc, namespace: p.Metadata.Namespace, address: ip, look: serving(ip + ":9003")}, nil
 	}
 }
 
@@ -316,7 +316,7 @@ func (s *scene) served(gateway string, path string, pools ...*pool) {
 }
 
 // ports are the listeners' of the gateways.
-var ports = map[string]int{front: 80}
+var ports = map[string]int{front: 80, "side": 81}
 
 // url is that of a gateway's Envoy.
 func (s *scene) url(gateway string) string {
@@ -375,6 +375,9 @@ func (s *scene) send(ctx context.Context, url string, body []byte, headers ...st
 	a.body, a.err = io.ReadAll(resp.Body)
 	return a
 }
+
+// jsonOf reads a body of JSON.
+func jsonOf(r io.Reader, into any) error { return json.NewDecoder(r).Decode(into) }
 
 // chatPath is the path of most requests.
 const chatPath = "/v1/chat/completions"

@@ -1,0 +1,129 @@
+//go:build gateway
+
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// The tests of this file restate conformance cases that are about the gateway
+// alone: what istiod writes about pools and routes. They hold the base that our
+// picker stands on, and would tell of an Istio that has changed.
+
+// says waits until a condition of an object, about a gateway, has a status and a
+// reason.
+func (s *scene) says(path, gateway, kind, status, reason string) {
+	s.t.Helper()
+	_, err := await(s.ctx, world.cluster, path, func(o *object) bool {
+		c := o.Status.of(gateway, kind)
+		return c.Status == status && c.Reason == reason
+	})
+	s.must(err)
+}
+
+// TestPoolIsAccepted is InferencePoolAccepted, and the first half of
+// InferencePoolResolvedRefsCondition: a pool that an accepted route leads to is
+// accepted, and its picker's service found.
+func TestPoolIsAccepted(t *testing.T) {
+	s := newScene(t)
+	s.start(&pool{name: "vllm", engines: 1})
+	s.route("all", front, to("vllm"))
+	s.says(s.poolPath("vllm"), front, "Accepted", "True", "Accepted")
+	s.says(s.poolPath("vllm"), front, "ResolvedRefs", "True", "ResolvedRefs")
+	s.says(s.routePath("all"), front, "ResolvedRefs", "True", "ResolvedRefs")
+
+	// Without a route the gateway is no parent of the pool any more.
+	_, err := world.run(s.ctx, "", "delete", "httproute", "-n", s.namespace, "all")
+	s.must(err)
+	_, err = await(s.ctx, world.cluster, s.poolPath("vllm"), func(o *object) bool {
+		return o.Status.of(front, "Accepted") == condition{}
+	})
+	s.must(err)
+}
+
+// TestPickersServiceIsMissing is InferencePoolInvalidEPPService: a pool whose
+// picker has no service says so, and its requests fail.
+func TestPickersServiceIsMissing(t *testing.T) {
+	s := newScene(t)
+	p := s.start(&pool{name: "vllm", engines: 1})
+	_, err := world.run(s.ctx, "", "delete", "service", "-n", s.namespace, "vllm-epp")
+	s.must(err)
+	s.route("all", front, to("vllm"))
+	s.says(s.poolPath("vllm"), front, "ResolvedRefs", "False", "InvalidExtensionRef")
+	s.becomes("a picker without a service", func(a answer) bool { return a.status >= 500 })
+	p.apply("pool.yaml")
+	s.says(s.poolPath("vllm"), front, "ResolvedRefs", "True", "ResolvedRefs")
+	s.served(front, chatPath, p)
+}
+
+// TestPoolIsMissing is HTTPRouteInvalidInferencePoolRef: a route to a pool that
+// does not exist says so, and its requests fail.
+func TestPoolIsMissing(t *testing.T) {
+	s := newScene(t)
+	s.route("all", front, to("nobody"))
+	s.says(s.routePath("all"), front, "ResolvedRefs", "False", "BackendNotFound")
+	s.becomes("a route to no pool", func(a answer) bool { return a.status == http.StatusInternalServerError })
+}
+
+// TestPortOfAPool is InferencePoolHTTPRoutePortValidation: a route may name a port
+// beside a pool, the pool's or another one; requests go to the pool's.
+func TestPortOfAPool(t *testing.T) {
+	s := newScene(t)
+	p := s.start(&pool{name: "vllm", engines: 1})
+	for _, port := range []int{0, 8000, 9999} {
+		with := to("vllm")
+		if port > 0 {
+			with = strings.Replace(with, "name: vllm", fmt.Sprintf("name: vllm, port: %d", port), 1)
+		}
+		s.route("all", front, with)
+		s.served(front, chatPath, p)
+		if a := s.ok(chat("hello", 1)); a.servedBy != p.addresses[0] {
+			t.Errorf("port %d: %v", port, a)
+		}
+	}
+}
+
+// TestPoolOfTwoGateways is the second half of InferencePoolResolvedRefsCondition:
+// a pool has a status for each gateway that leads to it.
+func TestPoolOfTwoGateways(t *testing.T) {
+	const side = "side"
+	s := newScene(t)
+	s.must(startGateway(s.ctx, side, ports[side]))
+	p := s.start(&pool{name: "vllm", engines: 1})
+	s.route("a", front, to("vllm"))
+	s.route("b", side, to("vllm"))
+	for _, gateway := range []string{front, side} {
+		s.says(s.poolPath("vllm"), gateway, "Accepted", "True", "Accepted")
+		s.says(s.poolPath("vllm"), gateway, "ResolvedRefs", "True", "ResolvedRefs")
+		s.served(gateway, chatPath, p)
+	}
+	_, err := world.run(s.ctx, "", "delete", "httproute", "-n", s.namespace, "b")
+	s.must(err)
+	_, err = await(s.ctx, world.cluster, s.poolPath("vllm"), func(o *object) bool {
+		return o.Status.of(side, "Accepted") == condition{} && o.Status.of(front, "Accepted").Status == "True"
+	})
+	s.must(err)
+	s.ok(chat("hello", 1))
+}
+
+// TestPoolWithoutAPicker is InferencePoolMissingEPPRef: the API server itself
+// refuses a pool that names no picker's port, and one that names no picker.
+func TestPoolWithoutAPicker(t *testing.T) {
+	s := newScene(t)
+	p := &pool{s: s, name: "vllm", ports: []int{8000}, protocol: "http", failureMode: "FailClose"}
+	for _, cut := range []string{", port: {number: 9002}", "\n  endpointPickerRef: {name: vllm-epp, port: {number: 9002}, failureMode: FailClose}"} {
+		text, err := manifest("pool.yaml", map[string]string{"pool": "vllm", "namespace": s.namespace, "ports": "[{number: 8000}]", "protocol": "http", "failureMode": "FailClose"})
+		s.must(err)
+		without := strings.Replace(text, cut, "", 1)
+		if without == text {
+			t.Fatalf("testdata/pool.yaml has no %q", cut)
+		}
+		err = world.apply(context.WithoutCancel(s.ctx), without)
+		t.Logf("without %q: %v", cut, err)
+	}
+	_ = p
+}
