@@ -94,6 +94,7 @@ type Pick struct {
 	guessed      bool // what our own picks have taught is in the match
 	unheard      bool // the endpoint does not tell that it has the prompt
 	learnt       bool // this prompt, by its endpoint
+	elsewhere    bool // another endpoint has served
 	decoded      int  // bytes to give back
 
 	booking   fleet.Booking
@@ -137,9 +138,16 @@ func (p *Pick) Next(failed Outcome) bool {
 }
 
 // Served tells which address has served the request, where that may be another
-// than was picked: the booking moves there.
+// than was picked: the booking moves there. An address outside of the pool (a
+// gateway whose route has two pools may take the other) ends it: what the answer
+// says is of no endpoint of ours. In neither case has the picked endpoint computed
+// the prompt.
 func (p *Pick) Served(address string) {
-	p.booking.Served(p.owner.opt.Now(), address)
+	p.elsewhere = address != p.Endpoint.Address
+	if now := p.owner.opt.Now(); !p.booking.Served(now, address) {
+		p.booking.Judge(now, fleet.Undecided)
+		p.booking.End()
+	}
 	p.owner.opt.Ring.Served(p.seq, address)
 }
 

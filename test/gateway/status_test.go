@@ -3,7 +3,6 @@
 package gateway
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -111,19 +110,24 @@ func TestPoolOfTwoGateways(t *testing.T) {
 }
 
 // TestPoolWithoutAPicker is InferencePoolMissingEPPRef: the API server itself
-// refuses a pool that names no picker's port, and one that names no picker.
+// refuses a pool that names no picker, and one that does not say at which port.
 func TestPoolWithoutAPicker(t *testing.T) {
 	s := newScene(t)
-	p := &pool{s: s, name: "vllm", ports: []int{8000}, protocol: "http", failureMode: "FailClose"}
-	for _, cut := range []string{", port: {number: 9002}", "\n  endpointPickerRef: {name: vllm-epp, port: {number: 9002}, failureMode: FailClose}"} {
-		text, err := manifest("pool.yaml", map[string]string{"pool": "vllm", "namespace": s.namespace, "ports": "[{number: 8000}]", "protocol": "http", "failureMode": "FailClose"})
-		s.must(err)
-		without := strings.Replace(text, cut, "", 1)
-		if without == text {
-			t.Fatalf("testdata/pool.yaml has no %q", cut)
+	text, err := manifest("pool.yaml", map[string]string{
+		"pool": "vllm", "namespace": s.namespace, "ports": "[{number: 8000}]", "protocol": "http", "failureMode": "FailClose"})
+	s.must(err)
+	const ref = "\n  endpointPickerRef: {name: vllm-epp, port: {number: 9002}, failureMode: FailClose}"
+	for _, c := range []struct{ cut, want string }{
+		{ref, "endpointPickerRef: Required value"},
+		{", port: {number: 9002}", "port is required when kind is 'Service' or unspecified"},
+	} {
+		if !strings.Contains(text, c.cut) {
+			t.Fatalf("testdata/pool.yaml has no %q", c.cut)
 		}
-		err = world.apply(context.WithoutCancel(s.ctx), without)
-		t.Logf("without %q: %v", cut, err)
+		err := world.apply(s.ctx, strings.Replace(text, c.cut, "", 1))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("a pool without %q: want %q: %v", c.cut, c.want, err)
+		}
 	}
-	_ = p
+	s.must(world.apply(s.ctx, text))
 }
