@@ -176,6 +176,11 @@ func TestServedEndpointIsReadBack(t *testing.T) {
 			if line := p.picked(a.requestID); line["address"] != dead || a.servedBy != alive {
 				t.Fatalf("want %s picked and %s serving: %v\npicked: %v", dead, alive, a, line)
 			}
+			ended, err := p.pickers()[0].awaitLine(s.ctx, func(f map[string]any) bool { return f["msg"] == "ended" && f["requestID"] == a.requestID })
+			s.must(err)
+			if ended["address"] != dead || ended["servedBy"] != alive {
+				t.Errorf("the picker has read back: %v", ended)
+			}
 			want := float64(1 - fallbacks)
 			s.must(poll(s.ctx, func(ctx context.Context) (bool, error) {
 				n, err := p.metric(ctx, "epp_served_elsewhere_total", "")

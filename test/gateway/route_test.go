@@ -77,10 +77,17 @@ func (p *pool) metric(ctx context.Context, name, part string) (sum float64, err 
 	return sum, nil
 }
 
-// servedAsPicked checks that the gateway has told no picker of an endpoint that it
-// was not told to use.
+// servedAsPicked checks that the gateway has told the pickers of each answer's
+// endpoint, and that it was always the one that was picked.
 func (p *pool) servedAsPicked() {
 	p.s.t.Helper()
+	for _, d := range p.pickers() {
+		for _, line := range d.all("ended") {
+			if line["outcome"] == "served" && line["servedBy"] != line["address"] {
+				p.s.t.Errorf("the gateway tells that another endpoint served: %v", line)
+			}
+		}
+	}
 	n, err := p.metric(p.s.ctx, "epp_served_elsewhere_total", "")
 	if err != nil || n != 0 {
 		p.s.t.Errorf("%v requests were served elsewhere than picked, want 0: %v", n, err)
