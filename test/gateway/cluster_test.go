@@ -216,6 +216,9 @@ func watchOnce[T any](ctx context.Context, c *cluster, path string, see func(kin
 		return err
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusTooManyRequests { // a new kind, whose storage is being made
+		return nil
+	}
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("watch %s: status %d", path, resp.StatusCode)
 	}
