@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 )
 
@@ -16,7 +17,7 @@ func TestFailureMode(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 2})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 
 	p.scale(0)
 	before := p.requests()
@@ -61,6 +62,7 @@ func (s *scene) becomes(what string, ok func(answer) bool) {
 // scale changes the number of the pool's pickers, and returns when so many run.
 func (p *pool) scale(replicas int) {
 	p.s.t.Helper()
+	before := p.pickers()
 	p.replicas = replicas
 	p.apply("picker.yaml")
 	if replicas > 0 {
@@ -70,6 +72,11 @@ func (p *pool) scale(replicas int) {
 		n := len(p.pickers())
 		return n == replicas, fmt.Errorf("pool %s has %d pickers, want %d", p.name, n, replicas)
 	}))
+	for _, d := range before {
+		if !slices.Contains(p.pickers(), d) {
+			<-d.ended // a picker that drains still answers
+		}
+	}
 }
 
 // requests counts those that have reached the pool's engines.
@@ -86,7 +93,7 @@ func TestTLSNeedsADestinationRule(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 1})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	_, err := world.run(s.ctx, "", "delete", "destinationrule", "-n", s.namespace, "vllm-epp")
 	s.must(err)
 	s.becomes("TLS, and no DestinationRule", func(a answer) bool { return a.status >= 500 })
@@ -99,7 +106,7 @@ func TestPlaintextPicker(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 1, plaintext: true})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	a := s.ok(chat("hello", 1))
 	if line := p.picked(a.requestID); line["address"] != a.servedBy {
 		t.Errorf("%v\npicked: %v", a, line)

@@ -210,7 +210,7 @@ func (k *kubelet) release(ctx context.Context, p *pod) error {
 }
 
 // maxShown is how many lines of a pod's log are shown.
-const maxShown = 60
+const maxShown = 15
 
 // show returns the logs of a namespace's pods, of those too that have gone.
 func (k *kubelet) show(namespace string) string {

@@ -15,25 +15,42 @@ func byHeader(pool string) string {
 	return "matches: [{headers: [{name: x-pool, value: " + pool + "}]}], " + to(pool)
 }
 
+// toPool are the headers of such a request.
+func toPool(pool string) []string { return []string{"x-pool", pool} }
+
 // primed sends a prompt to an endpoint itself, past the gateway, and waits until
 // the picker has heard that it is cached there.
 func (p *pool) primed(address string, prompt []byte) {
 	p.s.t.Helper()
+	p.prime(address, prompt)
+	p.knows(address)
+}
+
+// prime only sends it.
+func (p *pool) prime(address string, prompt []byte) {
+	p.s.t.Helper()
 	if a := p.s.send(p.s.ctx, "http://"+address+chatPath, prompt); a.status != http.StatusOK {
 		p.s.t.Fatalf("%s answers %v", address, a)
 	}
-	p.knows(address)
+}
+
+// decided are the log lines of all decisions of the pool's pickers.
+func (p *pool) decided() (lines []map[string]any) {
+	for _, d := range p.pickers() {
+		lines = append(lines, d.all("selected")...)
+	}
+	return lines
 }
 
 // follows checks that the gateway sends a request where the picker says, for each
 // endpoint of the pool: a prompt that only this endpoint has cached is its own.
-func (p *pool) follows(headers ...string) {
+func (p *pool) follows() {
 	p.s.t.Helper()
 	for i, address := range p.addresses {
 		prompt := chat(words(1000+i, 320), 1)
 		p.primed(address, prompt)
 		for range 3 {
-			a := p.s.ok(prompt, headers...)
+			a := p.s.ok(prompt, p.headers...)
 			if line := p.picked(a.requestID); a.servedBy != address || line["address"] != address {
 				p.s.t.Errorf("a prompt that %s holds: %v\npicked: %v", address, a, line)
 			}
@@ -49,7 +66,7 @@ func TestGatewayFollowsPicker(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 3})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	p.follows()
 }
 
@@ -62,7 +79,7 @@ func TestGatewayFollowsPickerToPorts(t *testing.T) {
 		t.Fatalf("endpoints %q, want six", p.addresses)
 	}
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	p.follows()
 }
 
@@ -70,10 +87,10 @@ func TestGatewayFollowsPickerToPorts(t *testing.T) {
 // two rules of a route, each with its own picker.
 func TestRulesOfDifferentPools(t *testing.T) {
 	s := newScene(t)
-	a, b := s.start(&pool{name: "a", engines: 2}), s.start(&pool{name: "b", engines: 2})
+	a, b := s.start(&pool{name: "a", engines: 2, headers: toPool("a")}), s.start(&pool{name: "b", engines: 2})
 	s.route("all", front, byHeader("a"), to("b"))
-	s.served(front, chatPath, a, b)
-	a.follows("x-pool", "a")
+	s.served(front, a, b)
+	a.follows()
 	b.follows()
 	a.keepsTo()
 	b.keepsTo()
@@ -82,11 +99,9 @@ func TestRulesOfDifferentPools(t *testing.T) {
 // keepsTo checks that the pool's picker has picked endpoints of the pool alone.
 func (p *pool) keepsTo() {
 	p.s.t.Helper()
-	for _, d := range p.pickers() {
-		for _, line := range d.all("selected") {
-			if a, _ := line["address"].(string); !slices.Contains(p.addresses, a) {
-				p.s.t.Errorf("the picker of %s has picked %v", p.name, line)
-			}
+	for _, line := range p.decided() {
+		if a, _ := line["address"].(string); !slices.Contains(p.addresses, a) {
+			p.s.t.Errorf("the picker of %s has picked %v", p.name, line)
 		}
 	}
 }
@@ -94,12 +109,12 @@ func (p *pool) keepsTo() {
 // TestRoutesOfDifferentPools: the same with a route for each pool.
 func TestRoutesOfDifferentPools(t *testing.T) {
 	s := newScene(t)
-	a, b := s.start(&pool{name: "a", engines: 1}), s.start(&pool{name: "b", engines: 1})
+	a, b := s.start(&pool{name: "a", engines: 1, headers: toPool("a")}), s.start(&pool{name: "b", engines: 1, headers: toPool("b")})
 	s.route("a", front, byHeader("a"))
 	s.route("b", front, byHeader("b"))
-	s.served(front, chatPath, a, b)
-	a.follows("x-pool", "a")
-	b.follows("x-pool", "b")
+	s.served(front, a, b)
+	a.follows()
+	b.follows()
 }
 
 // TestGatewaysOfDifferentPools is HTTPRouteMultipleGatewaysDifferentPools: the
@@ -111,8 +126,8 @@ func TestGatewaysOfDifferentPools(t *testing.T) {
 	a, b := s.start(&pool{name: "a", engines: 1}), s.start(&pool{name: "b", engines: 1})
 	s.route("a", front, to("a"))
 	s.route("b", side, to("b"))
-	s.served(front, chatPath, a)
-	s.served(side, chatPath, b)
+	s.served(front, a)
+	s.served(side, b)
 	for range 5 {
 		if got := s.ok(chat("hello", 1)); got.servedBy != a.addresses[0] {
 			t.Errorf("gateway %s: %v", front, got)
@@ -126,35 +141,47 @@ func TestGatewaysOfDifferentPools(t *testing.T) {
 }
 
 // TestWeightedPools is GatewayWeightedAcrossTwoInferencePools, which Istio does
-// not meet: it puts one pool's picker on the whole route. So each request is
-// answered, in about the weights' shares; those that went to the other pool were
-// not picked by its picker, and ours says so.
+// not meet: it puts one pool's picker on the whole route. Each request is answered
+// all the same, in about the weights' shares; those that went to the other pool
+// were picked by nobody. The picker that was asked says so, and holds nothing of
+// them against its own endpoints, though they had cached every one.
 func TestWeightedPools(t *testing.T) {
 	const requests = 100
 	s := newScene(t)
 	a, b := s.start(&pool{name: "a", engines: 2}), s.start(&pool{name: "b", engines: 2})
-	s.route("all", front, to("a=70", "b=30"))
-	s.served(front, chatPath, a, b)
-	before := [2]int{a.requests(), b.requests()}
+	s.route("all", front, to("a=50", "b=50"))
+	s.served(front, a, b)
+	asked, other := a, b
+	if len(a.decided()) == 0 {
+		asked, other = b, a
+	}
 	for n := range requests {
-		s.ok(chat(words(n, 50), 1))
+		asked.prime(asked.addresses[0], chat(words(n, 100), 1))
 	}
-	toA, toB := a.requests()-before[0], b.requests()-before[1]
-	if toA+toB != requests || toB < 10 || toB > 50 {
-		t.Errorf("of %d requests pool a got %d and pool b %d, want 70 and 30, nearly", requests, toA, toB)
+	asked.knows(asked.addresses[0])
+	before := [2]int{asked.requests(), other.requests()}
+	decided := len(asked.decided())
+	for n := range requests {
+		s.ok(chat(words(n, 100), 1))
 	}
-	picksA, picksB := len(a.pickers()[0].all("selected")), len(b.pickers()[0].all("selected"))
-	if picksA > 0 && picksB > 0 {
-		t.Errorf("both pickers were asked (%d and %d times): Istio does better than docs/gateways.md says", picksA, picksB)
+	own, lost := asked.requests()-before[0], other.requests()-before[1]
+	if own+lost != requests || lost < 25 || lost > 75 {
+		t.Errorf("of %d requests one pool got %d and the other %d, want half of them, nearly", requests, own, lost)
 	}
-	elsewhere, err := a.metric(s.ctx, "epp_served_elsewhere_total", "")
-	s.must(err)
-	more, err := b.metric(s.ctx, "epp_served_elsewhere_total", "")
-	s.must(err)
-	if lost := min(toA, toB); int(elsewhere+more) < lost {
-		t.Errorf("%d requests were served by a pool whose picker was not asked, the pickers say %v", lost, elsewhere+more)
+	if n := len(asked.decided()) - decided; n != requests || len(other.decided()) != 0 {
+		t.Errorf("the pickers were asked %d and %d times, want %d and 0: has Istio mended it? docs/gateways.md says otherwise", n, len(other.decided()), requests)
 	}
-	t.Logf("pool a got %d requests and b %d; the pickers were asked %d and %d times; %v were served elsewhere than picked", toA, toB, picksA, picksB, elsewhere+more)
+	elsewhere, err := asked.metric(s.ctx, "epp_served_elsewhere_total", "")
+	if err != nil || int(elsewhere) < lost {
+		t.Errorf("%d requests were served by a pool whose picker was not asked; the other picker knows of %v: %v", lost, elsewhere, err)
+	}
+	if n, err := asked.metric(s.ctx, "epp_mispredicted_endpoints", ""); err != nil || n != 0 {
+		t.Errorf("%v endpoints are blamed for what the other pool had not cached: %v", n, err)
+	}
+	if n, err := asked.metric(s.ctx, "epp_in_flight_requests", ""); err != nil || n != 0 {
+		t.Errorf("%v requests are in flight at rest: %v", n, err)
+	}
+	t.Logf("%d requests went to the pool whose picker was asked, %d to the other", own, lost)
 }
 
 // TestServedEndpointIsReadBack is GatewayDestinationEndpointServed: the gateway
@@ -167,7 +194,7 @@ func TestServedEndpointIsReadBack(t *testing.T) {
 			s := newScene(t)
 			p := s.start(&pool{name: "vllm", engines: 2, more: fmt.Sprintf("fallbacks: %d", fallbacks)})
 			s.route("all", front, to("vllm"))
-			s.served(front, chatPath, p)
+			s.served(front, p)
 			dead, alive := p.addresses[0], p.addresses[1]
 			prompt := chat(words(1, 320), 1)
 			p.primed(dead, prompt)

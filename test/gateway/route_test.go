@@ -20,7 +20,7 @@ func TestRoutedByCache(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 3})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 
 	used := map[string]bool{}
 	for seed := range 6 {
@@ -99,7 +99,7 @@ func TestLongPrompt(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 2})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	prompt := words(1, 600_000)
 	prompt = prompt[:3<<20]
 	body := chat(prompt, 1)
@@ -119,7 +119,7 @@ func TestSpoofedDestination(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 2})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	prompt := words(7, 320)
 	first := s.ok(chat(prompt, 1))
 	p.knows(first.servedBy)
@@ -138,7 +138,7 @@ func TestModelsThroughGateway(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 2})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	req, err := http.NewRequestWithContext(s.ctx, http.MethodGet, s.url(front)+"/v1/models", nil)
 	s.must(err)
 	req.Host = s.host()

@@ -145,13 +145,14 @@ type pool struct {
 	s           *scene
 	name        string
 	engines     int
-	ports       []int  // default 8000
-	protocol    string // default http
-	failureMode string // default FailClose
-	image       string // of the engines; default engine
-	replicas    int    // of the picker; default 1
-	more        string // a line of the picker's configuration
-	plaintext   bool   // without TLS, and so without a DestinationRule
+	ports       []int    // default 8000
+	protocol    string   // default http
+	failureMode string   // default FailClose
+	image       string   // of the engines; default engine
+	replicas    int      // of the picker; default 1
+	more        string   // a line of the picker's configuration
+	plaintext   bool     // without TLS, and so without a DestinationRule
+	headers     []string // of requests that the route leads here
 
 	addresses  []string // of the endpoints
 	generation int
@@ -292,9 +293,9 @@ func (s *scene) poolPath(name string) string {
 // host is the one that the scene's routes are for.
 func (s *scene) host() string { return s.namespace + ".test" }
 
-// served waits until the gateway's Envoy has a pool's endpoints, all of them, and
-// a request through it is answered.
-func (s *scene) served(gateway string, path string, pools ...*pool) {
+// served waits until the gateway's Envoy has the pools' endpoints, all of them, and
+// answers a request to each pool.
+func (s *scene) served(gateway string, pools ...*pool) {
 	s.t.Helper()
 	gw, err := gatewayPod(s.ctx, gateway)
 	s.must(err)
@@ -309,10 +310,12 @@ func (s *scene) served(gateway string, path string, pools ...*pool) {
 		}
 		return err == nil, err
 	}))
-	s.must(poll(s.ctx, func(ctx context.Context) (bool, error) {
-		a := s.send(ctx, s.url(gateway)+path, chat("hello", 1))
-		return a.status == http.StatusOK, fmt.Errorf("the gateway answers %v", a)
-	}))
+	for _, p := range pools {
+		s.must(poll(s.ctx, func(ctx context.Context) (bool, error) {
+			a := s.send(ctx, s.url(gateway)+chatPath, chat("hello", 1), p.headers...)
+			return a.status == http.StatusOK, fmt.Errorf("pool %s: the gateway answers %v", p.name, a)
+		}))
+	}
 }
 
 // ports are the listeners' of the gateways.

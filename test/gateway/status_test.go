@@ -54,9 +54,14 @@ func TestPickersServiceIsMissing(t *testing.T) {
 	s.route("all", front, to("vllm"))
 	s.says(s.poolPath("vllm"), front, "ResolvedRefs", "False", "InvalidExtensionRef")
 	s.becomes("a picker without a service", func(a answer) bool { return a.status >= 500 })
+
+	// With the service there is the picker, at once. Istio looks at the service
+	// again, for the pool's status, when the pool or a route has changed.
+	p.apply("pool.yaml")
+	s.served(front, p)
+	p.failureMode = "FailOpen"
 	p.apply("pool.yaml")
 	s.says(s.poolPath("vllm"), front, "ResolvedRefs", "True", "ResolvedRefs")
-	s.served(front, chatPath, p)
 }
 
 // TestPoolIsMissing is HTTPRouteInvalidInferencePoolRef: a route to a pool that
@@ -79,7 +84,7 @@ func TestPortOfAPool(t *testing.T) {
 			with = strings.Replace(with, "name: vllm", fmt.Sprintf("name: vllm, port: %d", port), 1)
 		}
 		s.route("all", front, with)
-		s.served(front, chatPath, p)
+		s.served(front, p)
 		if a := s.ok(chat("hello", 1)); a.servedBy != p.addresses[0] {
 			t.Errorf("port %d: %v", port, a)
 		}
@@ -98,7 +103,7 @@ func TestPoolOfTwoGateways(t *testing.T) {
 	for _, gateway := range []string{front, side} {
 		s.says(s.poolPath("vllm"), gateway, "Accepted", "True", "Accepted")
 		s.says(s.poolPath("vllm"), gateway, "ResolvedRefs", "True", "ResolvedRefs")
-		s.served(gateway, chatPath, p)
+		s.served(gateway, p)
 	}
 	_, err := world.run(s.ctx, "", "delete", "httproute", "-n", s.namespace, "b")
 	s.must(err)

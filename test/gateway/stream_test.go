@@ -19,7 +19,7 @@ func TestStreamIsNotHeldBack(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 1, image: "front"})
 	s.route("all", front, to("vllm"))
-	s.served(front, chatPath, p)
+	s.served(front, p)
 	next := make(chan struct{})
 	frontAt(p.addresses[0]).answerBy(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -70,15 +70,15 @@ func TestStreamIsNotHeldBack(t *testing.T) {
 // TLS; one without it gets HTTP/1.1.
 func TestHTTP2Pool(t *testing.T) {
 	s := newScene(t)
-	two := s.start(&pool{name: "two", engines: 2, image: "front", protocol: "kubernetes.io/h2c"})
+	two := s.start(&pool{name: "two", engines: 2, image: "front", protocol: "kubernetes.io/h2c", headers: toPool("two")})
 	one := s.start(&pool{name: "one", engines: 1, image: "front"})
-	s.route("all", front, `matches: [{headers: [{name: x-pool, value: two}]}], `+to("two"), to("one"))
-	s.served(front, chatPath, two, one)
+	s.route("all", front, byHeader("two"), to("one"))
+	s.served(front, two, one)
 	prompt := words(3, 320)
-	first := s.ok(chat(prompt, 1), "x-pool", "two")
+	first := s.ok(chat(prompt, 1), two.headers...)
 	two.knows(first.servedBy)
 	for range 5 {
-		a := s.ok(chat(prompt, 1), "x-pool", "two")
+		a := s.ok(chat(prompt, 1), two.headers...)
 		if by := a.header.Get("x-came-by"); by != "HTTP/2.0" || a.servedBy != first.servedBy {
 			t.Errorf("a request to %s came by %s: %v", first.servedBy, by, a)
 		}
