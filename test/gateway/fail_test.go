@@ -50,6 +50,77 @@ func TestFailureMode(t *testing.T) {
 	}
 }
 
+// ejecting is what a DestinationRule needs so that the gateway asks a picker that
+// cannot be reached no more: after one failure, for thirty seconds.
+const ejecting = "{splitExternalLocalOriginErrors: true, consecutiveLocalOriginFailures: 1, baseEjectionTime: 30s, maxEjectionPercent: 100}"
+
+// TestPickerCrashes: of two pickers one is killed, and then the other, while
+// Kubernetes has not noticed: their addresses are still the service's. A gateway
+// loses every request that it gives to a dead picker, fail-open too, since it has
+// given their bodies away.
+func TestPickerCrashes(t *testing.T) {
+	for _, mode := range []string{"FailClose", "FailOpen"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newScene(t)
+			p := s.start(&pool{name: "vllm", engines: 2, replicas: 2, failureMode: mode})
+			s.route("all", front, to("vllm"))
+			s.served(front, p)
+			pickers := p.pickers()
+			pickers[0].kill()
+			if picked, open, failed := s.outcomes(40); picked < 5 || failed < 5 || open > 0 {
+				t.Errorf("with one of 2 pickers dead %d requests were picked, %d went without a pick, %d failed; docs/gateways.md says otherwise", picked, open, failed)
+			}
+			pickers[1].kill()
+			if _, _, failed := s.outcomes(10); failed != 10 {
+				t.Errorf("with both pickers dead %d of 10 requests failed; docs/gateways.md says otherwise", failed)
+			}
+		})
+	}
+}
+
+// TestCrashedPickerIsEjected: the same with a DestinationRule that says what the
+// gateway does with pickers that cannot be reached. Within a second no request is
+// given to the dead one; with both dead the pool does as its failure mode says.
+func TestCrashedPickerIsEjected(t *testing.T) {
+	const row = 40
+	for _, mode := range []string{"FailClose", "FailOpen"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newScene(t)
+			p := s.start(&pool{name: "vllm", engines: 2, replicas: 2, failureMode: mode, outliers: ejecting})
+			s.route("all", front, to("vllm"))
+			s.served(front, p)
+			pickers := p.pickers()
+			pickers[0].kill()
+			s.must(poll(s.ctx, func(context.Context) (bool, error) {
+				picked, open, failed := s.outcomes(row)
+				return picked == row, fmt.Errorf("with one of 2 pickers dead %d requests were picked, %d went without a pick, %d failed", picked, open, failed)
+			}))
+			pickers[1].kill()
+			s.must(poll(s.ctx, func(context.Context) (bool, error) {
+				picked, open, failed := s.outcomes(row)
+				ok := mode == "FailOpen" && open == row || mode == "FailClose" && failed == row
+				return ok, fmt.Errorf("with both pickers dead %d requests were picked, %d went without a pick, %d failed", picked, open, failed)
+			}))
+		})
+	}
+}
+
+// outcomes sends n requests, one after the other, and counts those that a picker
+// has decided, those that went without, and those that failed.
+func (s *scene) outcomes(n int) (picked, open, failed int) {
+	for i := range n {
+		switch a := s.send(s.ctx, s.url(front)+chatPath, chat(words(i, 50), 1)); {
+		case a.status != http.StatusOK:
+			failed++
+		case a.requestID != "":
+			picked++
+		default:
+			open++
+		}
+	}
+	return picked, open, failed
+}
+
 // becomes waits until a request through the front gateway is answered as wanted.
 func (s *scene) becomes(what string, ok func(answer) bool) {
 	s.t.Helper()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -258,17 +257,6 @@ func serving(address string) func(context.Context) (bool, error) {
 		defer conn.Close()
 		resp, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 		return err == nil && resp.Status == grpc_health_v1.HealthCheckResponse_SERVING, err
-	}
-}
-
-// accepts looks whether an address takes connections.
-func accepts(address string) func(context.Context) (bool, error) {
-	return func(ctx context.Context) (bool, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-		if err != nil {
-			return false, err
-		}
-		return true, conn.Close()
 	}
 }
 

@@ -152,6 +152,7 @@ type pool struct {
 	replicas    int      // of the picker; default 1
 	more        string   // a line of the picker's configuration
 	plaintext   bool     // without TLS, and so without a DestinationRule
+	outliers    string   // what the gateway does with pickers that fail; default nothing
 	headers     []string // of requests that the route leads here
 
 	addresses  []string // of the endpoints
@@ -176,6 +177,9 @@ func (s *scene) start(p *pool) *pool {
 	}
 	if p.replicas == 0 {
 		p.replicas = 1
+	}
+	if p.outliers == "" {
+		p.outliers = "{}"
 	}
 	if p.plaintext {
 		p.more = "tls: {insecure: true}"
@@ -202,7 +206,7 @@ func (p *pool) apply(files ...string) {
 	values := map[string]string{
 		"namespace": p.s.namespace, "pool": p.name, "ports": "[" + strings.Join(targets, ", ") + "]", "protocol": p.protocol, "failureMode": p.failureMode,
 		"tokenizer": world.tokenizer, "more": p.more, "replicas": strconv.Itoa(p.replicas), "generation": strconv.Itoa(p.generation),
-		"args": `[serve, --config, $(CONFIG)/epp.yaml]`, "image": p.image,
+		"args": `[serve, --config, $(CONFIG)/epp.yaml]`, "image": p.image, "outliers": p.outliers,
 	}
 	if len(p.addresses) > 0 {
 		values["more"] += "\n    pool: {endpoints: [\"" + strings.Join(p.addresses, `", "`) + "\"]}"

@@ -5,6 +5,7 @@ package gateway
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -64,6 +65,46 @@ func TestStreamIsNotHeldBack(t *testing.T) {
 		t.Errorf("the stream ends with %q: %v, %v", rest, err, lines.Err())
 	}
 	p.servedAsPicked()
+}
+
+// TestClientLeaves: where a client leaves in the middle of its answer, the engine
+// is told, and the picker's booking ends.
+func TestClientLeaves(t *testing.T) {
+	s := newScene(t)
+	p := s.start(&pool{name: "vllm", engines: 1, image: "front"})
+	s.route("all", front, to("vllm"))
+	s.served(front, p)
+	left := make(chan struct{})
+	frontAt(p.addresses[0]).answerBy(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		close(left)
+	})
+	ctx, leave := context.WithCancel(s.ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url(front)+chatPath, bytes.NewReader(chat("hello", 5, "stream", "true")))
+	s.must(err)
+	req.Host = s.host()
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http1.Do(req)
+	s.must(err)
+	defer resp.Body.Close()
+	if _, err := bufio.NewReader(resp.Body).ReadString('x'); err != nil {
+		t.Fatal(err)
+	}
+	inFlight := func(want float64) {
+		t.Helper()
+		s.must(poll(s.ctx, func(ctx context.Context) (bool, error) {
+			n, err := p.metric(ctx, "epp_in_flight_requests", "")
+			return err == nil && n == want, fmt.Errorf("%v requests in flight, want %v: %w", n, want, err)
+		}))
+	}
+	inFlight(1)
+	leave()
+	<-left
+	inFlight(0)
 }
 
 // TestHTTP2Pool: a pool whose appProtocol is kubernetes.io/h2c gets HTTP/2 without
