@@ -51,7 +51,7 @@ test-browser:
 test-gateway:
 	test/kube/install.sh >/dev/null
 	test/gateway/install.sh >/dev/null
-	go test -tags gateway -count=1 -timeout 10m -v ./test/gateway
+	CGO_ENABLED=1 go test -race -tags gateway -count=1 -timeout 10m -v ./test/gateway
 
 ## race: all tests, under the race detector
 race:
