@@ -16,7 +16,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # Static, and the same bytes from any folder.
 BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded test-gateway race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
+.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded test-gateway race alloc lint fmt build dist image test-image kustomize test-kube fuzz bench gobench bench-check claims policies clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -86,6 +86,25 @@ dist:
 	GOOS=linux  GOARCH=amd64 $(BUILD) -o dist/epp-linux-amd64  ./cmd/epp
 	GOOS=linux  GOARCH=arm64 $(BUILD) -o dist/epp-linux-arm64  ./cmd/epp
 	GOOS=darwin GOARCH=arm64 $(BUILD) -o dist/epp-darwin-arm64 ./cmd/epp
+
+## image: dist/epp-image-amd64.tar and -arm64.tar, which docker load reads; needs buildah
+image: dist
+	test/image/build.sh $(VERSION) amd64
+	test/image/build.sh $(VERSION) arm64
+
+## test-image: the image of this machine's kind is built, run and looked at
+test-image: dist
+	test/image/build.sh $(VERSION) $$(go env GOARCH) check
+
+## kustomize: deploy/kustomize/base anew from deploy/chart; needs helm, which is built once
+kustomize:
+	deploy/kustomize/render.sh
+
+## test-kube: all that meets a real API server, which is built once
+test-kube:
+	test/kube/install.sh >/dev/null
+	test/chart/install.sh >/dev/null
+	go test -tags kube -count=1 -timeout 20m -v ./test/kube
 
 ## fuzz: each fuzz target for FUZZTIME
 fuzz:

@@ -65,6 +65,13 @@ const rememberedAdapters = 16
 // Endpoint returns what the member is.
 func (m *Member) Endpoint() epp.Endpoint { return m.endpoint }
 
+// Heard reports whether the endpoint has told of its cache.
+func (m *Member) Heard() bool {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	return m.signals().Heard
+}
+
 // signals are the member's, in the view or after it. t.mu is held.
 func (m *Member) signals() *epp.Signals {
 	if m.pos < 0 {

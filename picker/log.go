@@ -16,7 +16,7 @@ const LevelTrace = slog.LevelDebug - 4
 
 // logSources warns, once, of a policy that rates what nobody tells.
 func (p *Picker) logSources() {
-	for _, w := range p.opt.Policy.Settings.Weights {
+	for _, w := range p.Policy().Settings.Weights {
 		if w.Name != decision.CacheScorer || w.Value == 0 {
 			continue
 		}
@@ -75,6 +75,9 @@ func logDecision(ctx context.Context, log *slog.Logger, rec *decision.Record) {
 		slog.String("reason", rec.Why()), slog.Float64("composite", c.Composite()),
 		slog.Float64("matchRatio", rec.MatchRatio(rec.Chosen)),
 		slog.Int("matchedBlocks", int(c.Match.Blocks)), slog.Int("promptTokens", rec.PromptTokens),
+	}
+	if rec.Target != rec.Model {
+		attrs = append(attrs, slog.String("target", rec.Target))
 	}
 	if rec.TokenNote != "" {
 		attrs = append(attrs, slog.String("tokenNote", rec.TokenNote))

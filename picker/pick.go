@@ -23,6 +23,8 @@ type Incoming struct {
 	ContentEncoding string
 	// Body is the whole body. The Pick keeps it until End.
 	Body []byte
+	// Objective is the header ObjectiveHeader as it came.
+	Objective string
 	// Subset, if not nil, names the only addresses the request may go to.
 	Subset []string
 	// Sight is what the edge will see of the answer.
@@ -99,6 +101,7 @@ type Pick struct {
 
 	booking   fleet.Booking
 	seq       uint64 // of the record
+	seed      uint64 // of this attempt's decision; the first one's chose the target too
 	attempt   int
 	tried     epp.Slots
 	predicted int // tokens of the prompt that the endpoint is taken to have cached
@@ -134,6 +137,7 @@ func (p *Pick) Next(failed Outcome) bool {
 	p.finish(failed)
 	p.tried = p.tried.Add(p.Endpoint.Slot)
 	p.attempt++
+	p.seed = p.owner.opt.Seed()
 	return p.decide(context.Background()) == nil
 }
 

@@ -95,6 +95,7 @@ func (x *exchange) infer() {
 		Method:          x.in.Method,
 		Path:            x.path,
 		ContentEncoding: strings.Join(x.in.Header["Content-Encoding"], ", "),
+		Objective:       x.in.Header.Get(picker.ObjectiveHeader),
 		Body:            body,
 	})
 	if err == nil && c == nil {
