@@ -37,8 +37,17 @@ func TestMain(m *testing.M) {
 		code = m.Run()
 	}
 	stop()
+	for _, f := range endings {
+		f()
+	}
 	os.Exit(code)
 }
+
+// endings are called after all tests.
+var endings []func()
+
+// atEnd has f called after all tests.
+func atEnd(f func()) { endings = append(endings, f) }
 
 // start starts etcd and the API server, and waits until it is ready.
 func start() (stop func(), err error) {
