@@ -106,7 +106,14 @@ func (e *enginePod) add(address, ip, behind string) error {
 
 func (e *enginePod) ready(context.Context) (bool, error) { return true, nil } // it listens since it was started
 
-func (e *enginePod) stop(time.Duration) {
+// notice is how long a pod that is deleted goes on, as one with a preStop hook
+// does: so long may picker and gateway take to hear of it.
+const notice = 3 * time.Second
+
+func (e *enginePod) stop(grace time.Duration) {
+	if grace > 0 {
+		<-time.After(min(grace, notice))
+	}
 	for _, a := range e.addresses {
 		_ = e.set.at(a).Close()
 		e.set.put(a, nil)

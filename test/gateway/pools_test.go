@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -216,4 +217,52 @@ func TestServedEndpointIsReadBack(t *testing.T) {
 			s.must(world.engines.at(dead).RefuseConnections(false))
 		})
 	}
+}
+
+// TestPoolChangesUnderLoad: pods join the pool and leave it, while requests come
+// through the gateway. istiod and the picker each hear of it from the API server by
+// themselves, in no order; no request fails, and all that is picked is in the pool.
+func TestPoolChangesUnderLoad(t *testing.T) {
+	s := newScene(t)
+	p := s.start(&pool{name: "vllm", engines: 2})
+	s.route("all", front, to("vllm"))
+	s.served(front, p)
+	l := s.startLoad(4)
+	l.more(50)
+	leaves := p.addresses[0]
+
+	p.engines = 4
+	p.apply("engines")
+	p.addresses = s.readyPods(p.name, p.engines, p.ports)
+	for _, a := range p.addresses {
+		s.must(poll(s.ctx, func(context.Context) (bool, error) {
+			return world.engines.at(a).Requests() > 0, fmt.Errorf("%s has joined and gets no request", a)
+		}))
+	}
+
+	_, err := world.run(s.ctx, "", "delete", "pod", "-n", s.namespace, s.podOf(leaves))
+	s.must(err) // kubectl returns when the pod has gone
+	decided := len(p.decided())
+	l.more(100)
+	for _, line := range p.decided()[decided:] {
+		if line["address"] == leaves {
+			t.Errorf("picked after its pod had gone: %v", line)
+		}
+	}
+	l.stop()
+	// Those that came between the one's hearing and the other's.
+	n, err := p.metric(s.ctx, "epp_served_elsewhere_total", "")
+	if err != nil || n > 50 {
+		t.Errorf("%v requests were served elsewhere than picked, want only those of the moments in which the pool changed: %v", n, err)
+	}
+	t.Logf("%d requests, none failed, %v served elsewhere than picked", l.sent, n)
+}
+
+// podOf returns the name of an endpoint's pod.
+func (s *scene) podOf(address string) string {
+	s.t.Helper()
+	ip, _, _ := strings.Cut(address, ":")
+	p, err := await(s.ctx, world.cluster, "/api/v1/namespaces/"+s.namespace+"/pods?fieldSelector=status.podIP="+ip, func(*pod) bool { return true })
+	s.must(err)
+	return p.Metadata.Name
 }

@@ -22,7 +22,8 @@ type load struct {
 	ids  []string
 }
 
-// startLoad starts clients. A request that fails is an error of the test.
+// startLoad starts clients, which send old prompts and new ones in turn. A request
+// that fails is an error of the test.
 func (s *scene) startLoad(clients int) *load {
 	ctx, cancel := context.WithCancel(s.ctx)
 	l := &load{s: s, cancel: cancel}
@@ -30,7 +31,11 @@ func (s *scene) startLoad(clients int) *load {
 	for client := range clients {
 		l.done.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				a := s.send(s.ctx, url, chat(words(client*1000+n%20, 100), 2))
+				prompt := words(100*client+n%20, 100)
+				if n%2 == 1 {
+					prompt = fmt.Sprintf("request %d of client %d:%s", n, client, prompt)
+				}
+				a := s.send(s.ctx, url, chat(prompt, 2))
 				if a.status != http.StatusOK || a.servedBy == "" || a.requestID == "" || a.err != nil {
 					s.t.Errorf("client %d, request %d: %v", client, n, a)
 					return

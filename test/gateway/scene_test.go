@@ -184,13 +184,12 @@ func (s *scene) start(p *pool) *pool {
 	if p.plaintext {
 		p.more = "tls: {insecure: true}"
 	}
-	p.apply("engines")
-	p.addresses = s.readyPods(p.name, p.engines, p.ports)
-	if p.plaintext {
-		p.apply("pool.yaml", "picker.yaml")
-	} else {
-		p.apply("pool.yaml", "tls.yaml", "picker.yaml")
+	files := []string{"engines", "pool.yaml", "picker.yaml"}
+	if !p.plaintext {
+		files = append(files, "tls.yaml")
 	}
+	p.apply(files...)
+	p.addresses = s.readyPods(p.name, p.engines, p.ports)
 	s.readyPods(p.name+"-epp", p.replicas, []int{9002})
 	return p
 }
@@ -206,10 +205,7 @@ func (p *pool) apply(files ...string) {
 	values := map[string]string{
 		"namespace": p.s.namespace, "pool": p.name, "ports": "[" + strings.Join(targets, ", ") + "]", "protocol": p.protocol, "failureMode": p.failureMode,
 		"tokenizer": world.tokenizer, "more": p.more, "replicas": strconv.Itoa(p.replicas), "generation": strconv.Itoa(p.generation),
-		"args": `[serve, --config, $(CONFIG)/epp.yaml]`, "image": p.image, "outliers": p.outliers,
-	}
-	if len(p.addresses) > 0 {
-		values["more"] += "\n    pool: {endpoints: [\"" + strings.Join(p.addresses, `", "`) + "\"]}"
+		"args": "[serve, --pool, " + p.s.namespace + "/" + p.name + ", --kubeconfig, $(KUBECONFIG), --config, $(CONFIG)/epp.yaml]", "image": p.image, "outliers": p.outliers,
 	}
 	var all strings.Builder
 	for _, f := range files {
