@@ -108,6 +108,7 @@ func TestLivePolicyChange(t *testing.T) {
 		t.Helper()
 		took := within(t, second, "the policy is in force", func() error { return bare(k, "epp_max_queue", want) })
 		t.Logf("maxQueue %v in force after %v", want, took.Round(time.Millisecond))
+		l.more(t, 40)
 	}
 	queue(33)
 	policy := func(spec string) string {

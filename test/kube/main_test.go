@@ -25,6 +25,10 @@ import (
 var (
 	kubectlPath string // the command
 	kubeconfig  string // of an administrator
+
+	apiAddress string                     // of the API server
+	apiBinary  string                     // its command
+	apiArgs    func(port string) []string // and what it is told, to listen on a port
 )
 
 // One etcd and one API server serve all tests; each test has a namespace of its own.
@@ -94,13 +98,17 @@ func start() (stop func(), err error) {
 	if err := os.WriteFile(dir+"/tokens.csv", []byte("admin,admin,admin,system:masters\n"), 0o600); err != nil {
 		return stop, err
 	}
-	server := "https://127.0.0.1:" + ports[2]
-	if err := run("kube-apiserver", "--etcd-servers", etcd, "--secure-port", ports[2], "--bind-address", "127.0.0.1", "--cert-dir", dir,
-		"--token-auth-file", dir+"/tokens.csv", "--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.0.0.0/24",
-		"--service-account-key-file", dir+"/accounts.key", "--service-account-signing-key-file", dir+"/accounts.key",
-		"--service-account-issuer", "https://kubernetes.default.svc"); err != nil {
+	apiAddress, apiBinary = "127.0.0.1:"+ports[2], filepath.Join(bin, "kube-apiserver")
+	apiArgs = func(port string) []string {
+		return []string{"--etcd-servers", etcd, "--secure-port", port, "--bind-address", "127.0.0.1", "--cert-dir", dir,
+			"--token-auth-file", dir + "/tokens.csv", "--authorization-mode", "RBAC", "--service-cluster-ip-range", "10.0.0.0/24",
+			"--service-account-key-file", dir + "/accounts.key", "--service-account-signing-key-file", dir + "/accounts.key",
+			"--service-account-issuer", "https://kubernetes.default.svc"}
+	}
+	if err := run("kube-apiserver", apiArgs(ports[2])...); err != nil {
 		return stop, err
 	}
+	server := "https://" + apiAddress
 	kubeconfig = dir + "/kubeconfig"
 	if err := os.WriteFile(kubeconfig, []byte(kubeconfigFor(server, dir+"/apiserver.crt", "admin")), 0o600); err != nil {
 		return stop, err

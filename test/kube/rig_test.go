@@ -317,7 +317,7 @@ timeouts: {drain: 2s, finish: 20s}
 		_ = k.cmd.Process.Kill() // it may have ended
 		<-k.ended
 		if p.t.Failed() {
-			lines := slices.DeleteFunc(k.said(), func(l string) bool { return strings.Contains(l, `"msg":"selected"`) })
+			lines := slices.DeleteFunc(k.said(), func(l string) bool { return strings.Contains(l, `"requestID"`) })
 			p.t.Logf("the picker's log, but its decisions:\n%s", strings.Join(lines[max(0, len(lines)-40):], ""))
 		}
 	})
@@ -589,6 +589,23 @@ func traffic(t *testing.T, url string) *load {
 	}
 	t.Cleanup(func() { l.end() })
 	return l
+}
+
+// more waits until so many further requests have ended.
+func (l *load) more(t *testing.T, n int) {
+	t.Helper()
+	count := func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.total
+	}
+	from := count()
+	within(t, patience, fmt.Sprintf("%d more requests", n), func() error {
+		if got := count() - from; got < n {
+			return fmt.Errorf("there were %d", got)
+		}
+		return nil
+	})
 }
 
 // end stops the traffic and returns how many requests there were, and those that
