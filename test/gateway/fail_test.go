@@ -51,8 +51,8 @@ func TestFailureMode(t *testing.T) {
 }
 
 // ejecting is what a DestinationRule needs so that the gateway asks a picker that
-// cannot be reached no more: after one failure, for thirty seconds.
-const ejecting = "{splitExternalLocalOriginErrors: true, consecutiveLocalOriginFailures: 1, baseEjectionTime: 30s, maxEjectionPercent: 100}"
+// cannot be reached no more: after one failure, for thirty seconds. The chart has it.
+const ejecting = "{splitExternalLocalOriginErrors: true, consecutiveLocalOriginFailures: 1, consecutive5xxErrors: 0, baseEjectionTime: 30s, maxEjectionPercent: 100}"
 
 // TestPickerCrashes: of two pickers one is killed, and then the other, while
 // Kubernetes has not noticed: their addresses are still the service's. A gateway
