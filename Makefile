@@ -51,6 +51,7 @@ test-browser:
 test-gateway:
 	test/kube/install.sh >/dev/null
 	test/gateway/install.sh >/dev/null
+	test/chart/install.sh >/dev/null
 	CGO_ENABLED=1 go test -race -tags gateway -count=1 -timeout 10m -v ./test/gateway
 
 ## race: all tests, under the race detector

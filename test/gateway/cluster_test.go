@@ -42,11 +42,11 @@ type cluster struct {
 }
 
 // parts are the folders of what was built.
-type parts struct{ kube, gateway, envoy string }
+type parts struct{ kube, gateway, chart, envoy string }
 
 // install has all parts put into the cache.
 func install() (p parts, err error) {
-	for script, to := range map[string]*string{"../kube/install.sh": &p.kube, "./install.sh": &p.gateway, "../fetch-envoy.sh": &p.envoy} {
+	for script, to := range map[string]*string{"../kube/install.sh": &p.kube, "./install.sh": &p.gateway, "../chart/install.sh": &p.chart, "../fetch-envoy.sh": &p.envoy} {
 		var stderr bytes.Buffer
 		cmd := exec.Command(script)
 		cmd.Stderr = &stderr
@@ -266,9 +266,9 @@ func await[T any](ctx context.Context, c *cluster, path string, ok func(*T) bool
 	return nil, fmt.Errorf("await %s: %w; seen last: %s", path, err, last)
 }
 
-// apply has kubectl apply manifests.
-func (c *cluster) apply(ctx context.Context, manifests string) error {
-	_, err := c.run(ctx, manifests, "apply", "--server-side", "--force-conflicts", "-f", "-")
+// apply has kubectl apply manifests, by further flags.
+func (c *cluster) apply(ctx context.Context, manifests string, flags ...string) error {
+	_, err := c.run(ctx, manifests, append([]string{"apply", "--server-side", "--force-conflicts", "-f", "-"}, flags...)...)
 	return err
 }
 

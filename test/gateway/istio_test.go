@@ -41,7 +41,7 @@ const proxyImage = "local/proxyv2:stock"
 // startIstiod applies the CRDs, starts istiod and returns when it has taken its
 // GatewayClass.
 func startIstiod(ctx context.Context, c *cluster, p parts) error {
-	if _, err := c.run(ctx, "", "apply", "--server-side", "-f", filepath.Join(p.gateway, "crds")); err != nil {
+	if _, err := c.run(ctx, "", "apply", "--server-side", "-f", filepath.Join(p.gateway, "crds"), "-f", "../../deploy/crds"); err != nil {
 		return err
 	}
 	if _, err := c.run(ctx, "", "create", "namespace", istioNamespace); err != nil {

@@ -37,6 +37,11 @@ type pod struct {
 		NodeName     string      `json:"nodeName"`
 		Containers   []container `json:"containers"`
 		GraceSeconds int         `json:"terminationGracePeriodSeconds"`
+		Account      string      `json:"serviceAccountName"`
+		Security     struct {
+			User uint32 `json:"runAsUser"`
+		} `json:"securityContext"`
+		Volumes []volume `json:"volumes"`
 	} `json:"spec"`
 	Status struct {
 		PodIP string `json:"podIP"`
@@ -50,6 +55,30 @@ type container struct {
 	Ports []struct {
 		ContainerPort int `json:"containerPort"`
 	} `json:"ports"`
+	Env []struct {
+		Name      string `json:"name"`
+		Value     string `json:"value"`
+		ValueFrom struct {
+			FieldRef struct {
+				FieldPath string `json:"fieldPath"`
+			} `json:"fieldRef"`
+		} `json:"valueFrom"`
+	} `json:"env"`
+	Mounts []struct {
+		Name    string `json:"name"`
+		Path    string `json:"mountPath"`
+		SubPath string `json:"subPath"`
+	} `json:"volumeMounts"`
+}
+
+type volume struct {
+	Name      string `json:"name"`
+	ConfigMap struct {
+		Name string `json:"name"`
+	} `json:"configMap"`
+	HostPath struct {
+		Path string `json:"path"`
+	} `json:"hostPath"`
 }
 
 // running is what a pod's container is here.
@@ -130,6 +159,9 @@ func (k *kubelet) see(ctx context.Context, p *pod) error {
 	r, err := start(p, ip)
 	if err != nil {
 		return fmt.Errorf("kubelet: pod %s/%s: %w", p.Metadata.Namespace, p.Metadata.Name, err)
+	}
+	if d, ok := r.(*daemon); ok {
+		ip = d.address // some have a network of their own
 	}
 	k.mu.Lock()
 	k.started[p.Metadata.UID] = r
@@ -261,22 +293,29 @@ func serving(address string) func(context.Context) (bool, error) {
 }
 
 // configMap puts a ConfigMap's files into a folder. $(POD_IP) in them is the
-// pod's address: pods share one network here, so each must listen on its own.
+// pod's address: pods that share one network must each listen on their own.
 func (k *kubelet) configMap(ctx context.Context, p *pod, name, ip string) (string, error) {
-	var m struct {
-		Data map[string]string `json:"data"`
-	}
-	if err := k.cluster.do(ctx, http.MethodGet, "/api/v1/namespaces/"+p.Metadata.Namespace+"/configmaps/"+name, "application/json", nil, &m); err != nil {
+	files, err := k.files(ctx, p, name)
+	if err != nil {
 		return "", err
 	}
 	dir := filepath.Join(k.cluster.dir, "pods", p.Metadata.UID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	for file, text := range m.Data {
+	for file, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte(strings.ReplaceAll(text, "$(POD_IP)", ip)), 0o600); err != nil {
 			return "", err
 		}
 	}
 	return dir, nil
+}
+
+// files returns what a ConfigMap holds.
+func (k *kubelet) files(ctx context.Context, p *pod, name string) (map[string]string, error) {
+	var m struct {
+		Data map[string]string `json:"data"`
+	}
+	err := k.cluster.do(ctx, http.MethodGet, "/api/v1/namespaces/"+p.Metadata.Namespace+"/configmaps/"+name, "application/json", nil, &m)
+	return m.Data, err
 }

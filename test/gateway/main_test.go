@@ -24,6 +24,7 @@ const startPatience = 3 * time.Minute
 var world struct {
 	*cluster
 	kubelet   *kubelet
+	chart     string // the folder of helm
 	tokenizer string // the folder of the model's files
 	engines   engineSet
 }
@@ -81,7 +82,9 @@ func bringUp(ctx context.Context, dir string, wg *sync.WaitGroup) error {
 		return err
 	}
 	command := filepath.Join(dir, "epp")
-	if out, err := exec.Command("go", "build", "-o", command, "../../cmd/epp").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", command, "../../cmd/epp")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // static, as in the image
+	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w: %s", err, out)
 	}
 	if world.tokenizer, err = writeTokenizer(dir); err != nil {
@@ -98,9 +101,11 @@ func bringUp(ctx context.Context, dir string, wg *sync.WaitGroup) error {
 		return err
 	}
 	istiod := time.Now()
+	world.chart = p.chart
 	world.kubelet = &kubelet{cluster: world.cluster, started: map[string]running{}, images: map[string]func(*pod, string) (running, error){
 		proxyImage: startEnvoy(world.cluster, p.envoy),
 		"epp":      startPicker(ctx, command),
+		"epp:test": startImage(ctx, command),
 		"engine":   world.engines.start,
 		"front":    startFront,
 	}}

@@ -51,14 +51,5 @@ func enterNamespace() int {
 
 // clusterNet makes each address of the cluster a local one.
 func clusterNet() error {
-	for _, args := range [][]string{
-		{"link", "set", "lo", "up"},
-		{"address", "add", hostIP + "/32", "dev", "lo"},
-		{"route", "add", "local", "10.77.0.0/16", "dev", "lo"},
-	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("ip %v: %w: %s(Debian's package iproute2 has the command)", args, err, out)
-		}
-	}
-	return nil
+	return ip("link set lo up", "address add "+hostIP+"/32 dev lo", "route add local 10.77.0.0/16 dev lo")
 }

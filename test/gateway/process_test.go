@@ -30,23 +30,32 @@ type process struct {
 
 // startProcess starts a command whose output is kept as its log.
 func startProcess(name, dir string, env []string, command string, args ...string) (*process, error) {
-	p := &process{name: name, cmd: exec.Command(command, args...), ended: make(chan struct{}), changed: make(chan struct{})}
+	p := newProcess(name, command, args...)
 	p.cmd.Dir, p.cmd.Env = dir, append(os.Environ(), env...)
+	return p, p.start()
+}
+
+func newProcess(name, command string, args ...string) *process {
+	p := &process{name: name, cmd: exec.Command(command, args...), ended: make(chan struct{}), changed: make(chan struct{})}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's ^C is the test's to hear
+	return p
+}
+
+func (p *process) start() error {
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p.cmd.Stderr = p.cmd.Stdout
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
+		return fmt.Errorf("start %s: %w", p.name, err)
 	}
 	go func() {
 		defer close(p.ended)
 		p.read(out)
 		_ = p.cmd.Wait() // how it ended stands in its log
 	}()
-	return p, nil
+	return nil
 }
 
 // maxLogLine bounds a line that is kept of a log.

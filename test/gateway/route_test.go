@@ -58,21 +58,31 @@ func (p *pool) knows(address string) {
 // those alone that hold a text, where one is given.
 func (p *pool) metric(ctx context.Context, name, part string) (sum float64, err error) {
 	for _, d := range p.pickers() {
-		page, err := get(ctx, "http://"+d.address+":9090/metrics")
+		v, err := metricAt(ctx, d.address, name, part)
 		if err != nil {
 			return 0, err
 		}
-		for line := range strings.Lines(page) {
-			series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-			if metric, _, _ := strings.Cut(series, "{"); metric != name || !strings.Contains(series, part) {
-				continue
-			}
-			v, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return 0, err
-			}
-			sum += v
+		sum += v
+	}
+	return sum, nil
+}
+
+// metricAt is the same of the picker at an address.
+func metricAt(ctx context.Context, ip, name, part string) (sum float64, err error) {
+	page, err := get(ctx, "http://"+ip+":9090/metrics")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(page) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if metric, _, _ := strings.Cut(series, "{"); metric != name || !strings.Contains(series, part) {
+			continue
 		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += v
 	}
 	return sum, nil
 }
