@@ -64,7 +64,7 @@ func (s *scene) charted(config string) string {
 	set := []string{"template", "vllm-epp", "../../deploy/chart", "--namespace", s.namespace}
 	for _, v := range []string{
 		"image.repository=epp", "image.tag=test", "pool.name=vllm", "pool.create=true", "pool.matchLabels.app=vllm", "policy.create=true", "policy.spec.maxQueue=25",
-		"istio.destinationRule.enabled=true", "podLabels.app=epp", "drainSeconds=3", "tokenizer.volume.hostPath.path=" + world.tokenizer,
+		"istio.destinationRule.enabled=true", "podLabels.app=epp", "drainSeconds=5", "tokenizer.volume.hostPath.path=" + world.tokenizer,
 		"config.log.level=debug", "config." + config,
 	} {
 		set = append(set, "--set", v)

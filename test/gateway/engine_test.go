@@ -108,7 +108,7 @@ func (e *enginePod) ready(context.Context) (bool, error) { return true, nil } //
 
 // notice is how long a pod that is deleted goes on, as one with a preStop hook
 // does: so long may picker and gateway take to hear of it.
-const notice = 3 * time.Second
+const notice = 5 * time.Second
 
 func (e *enginePod) stop(grace time.Duration) {
 	if grace > 0 {

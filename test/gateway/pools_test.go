@@ -199,24 +199,36 @@ func TestServedEndpointIsReadBack(t *testing.T) {
 			dead, alive := p.addresses[0], p.addresses[1]
 			prompt := chat(words(1, 320), 1)
 			p.primed(dead, prompt)
-			s.must(world.engines.at(dead).RefuseConnections(true))
-			a := s.ok(prompt)
-			if line := p.picked(a.requestID); line["address"] != dead || a.servedBy != alive {
-				t.Fatalf("want %s picked and %s serving: %v\npicked: %v", dead, alive, a, line)
-			}
+			a := p.whileRefused(dead, prompt)
 			ended, err := p.pickers()[0].awaitLine(s.ctx, func(f map[string]any) bool { return f["msg"] == "ended" && f["requestID"] == a.requestID })
 			s.must(err)
-			if ended["address"] != dead || ended["servedBy"] != alive {
-				t.Errorf("the picker has read back: %v", ended)
+			if a.servedBy != alive || ended["address"] != dead || ended["servedBy"] != alive {
+				t.Errorf("%v\nthe picker has read back: %v", a, ended)
 			}
 			want := float64(1 - fallbacks)
 			s.must(poll(s.ctx, func(ctx context.Context) (bool, error) {
 				n, err := p.metric(ctx, "epp_served_elsewhere_total", "")
 				return err == nil && n == want, fmt.Errorf("%v requests were served elsewhere, want %v: %w", n, want, err)
 			}))
-			s.must(world.engines.at(dead).RefuseConnections(false))
 		})
 	}
+}
+
+// whileRefused sends a request that is picked for an endpoint which refuses
+// connections just then: before the picker, which reads its page five times a
+// second, has seen that. A machine that is too slow for it gets another try.
+func (p *pool) whileRefused(address string, prompt []byte) (a answer) {
+	p.s.t.Helper()
+	p.s.must(poll(p.s.ctx, func(context.Context) (bool, error) {
+		if before := p.s.ok(prompt); p.picked(before.requestID)["address"] != address {
+			return false, fmt.Errorf("%s is not picked for what it holds", address)
+		}
+		p.s.must(world.engines.at(address).RefuseConnections(true))
+		a = p.s.ok(prompt)
+		p.s.must(world.engines.at(address).RefuseConnections(false))
+		return p.picked(a.requestID)["address"] == address, fmt.Errorf("the picker is always quicker than the request")
+	}))
+	return a
 }
 
 // TestPoolChangesUnderLoad: pods join the pool and leave it, while requests come
@@ -252,7 +264,7 @@ func TestPoolChangesUnderLoad(t *testing.T) {
 	l.stop()
 	// Those that came between the one's hearing and the other's.
 	n, err := p.metric(s.ctx, "epp_served_elsewhere_total", "")
-	if err != nil || n > 50 {
+	if err != nil || n > float64(l.sent)/10 {
 		t.Errorf("%v requests were served elsewhere than picked, want only those of the moments in which the pool changed: %v", n, err)
 	}
 	t.Logf("%d requests, none failed, %v served elsewhere than picked", l.sent, n)

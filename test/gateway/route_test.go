@@ -23,12 +23,12 @@ func TestRoutedByCache(t *testing.T) {
 	s.served(front, p)
 
 	used := map[string]bool{}
-	for seed := range 6 {
+	for seed := range 10 {
 		prompt := words(seed, 320)
 		first := s.ok(chat(prompt, 1))
 		used[first.servedBy] = true
 		p.knows(first.servedBy)
-		for turn := 1; turn <= 3; turn++ {
+		for turn := 1; turn <= 2; turn++ {
 			prompt += words(100*seed+turn, 40)
 			a := s.ok(chat(prompt, 1))
 			line := p.picked(a.requestID)
@@ -38,7 +38,7 @@ func TestRoutedByCache(t *testing.T) {
 		}
 	}
 	if len(used) < 2 {
-		t.Errorf("six conversations began on %d endpoint of 3", len(used))
+		t.Errorf("ten conversations began on %d endpoint of 3", len(used))
 	}
 	p.servedAsPicked()
 }

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,12 +111,15 @@ type scene struct {
 	namespace string
 }
 
+// scenes numbers them: a test may run again before its namespace has gone.
+var scenes atomic.Int32
+
 // newScene makes a namespace, which goes with the test.
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	s := &scene{t: t, ctx: ctx, namespace: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
-	s.namespace = s.namespace[:min(len(s.namespace), 60)]
+	s.namespace = fmt.Sprintf("%.50s-%d", s.namespace, scenes.Add(1))
 	s.must(world.do(ctx, http.MethodPost, "/api/v1/namespaces", "application/json",
 		map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": s.namespace}}, nil))
 	t.Cleanup(func() {

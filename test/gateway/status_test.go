@@ -78,15 +78,17 @@ func TestPoolIsMissing(t *testing.T) {
 func TestPortOfAPool(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 1})
-	for _, port := range []int{0, 8000, 9999} {
-		with := to("vllm")
-		if port > 0 {
-			with = strings.Replace(with, "name: vllm", fmt.Sprintf("name: vllm, port: %d", port), 1)
-		}
-		s.route("all", front, with)
+	ports := []string{"", ", port: 8000", ", port: 9999"}
+	var rules []string
+	for i, port := range ports {
+		rules = append(rules, fmt.Sprintf("matches: [{headers: [{name: x-pool, value: with-%d}]}], ", i)+strings.Replace(to("vllm"), "name: vllm", "name: vllm"+port, 1))
+	}
+	s.route("all", front, rules...)
+	for i, port := range ports {
+		p.headers = toPool(fmt.Sprint("with-", i))
 		s.served(front, p)
-		if a := s.ok(chat("hello", 1)); a.servedBy != p.addresses[0] {
-			t.Errorf("port %d: %v", port, a)
+		if a := s.ok(chat("hello", 1), p.headers...); a.servedBy != p.addresses[0] {
+			t.Errorf("%q: %v", port, a)
 		}
 	}
 }
