@@ -192,7 +192,7 @@ func (pk *Pick) logTrace(ctx context.Context, log *slog.Logger, rec *decision.Re
 // failures.
 func logEnd(log *slog.Logger, p *Pick, end *decision.End) {
 	log.LogAttrs(context.Background(), slog.LevelDebug, "ended",
-		slog.String("requestID", p.Request.ID), slog.String("pod", p.Endpoint.Name), slog.String("outcome", end.Outcome),
+		slog.String("requestID", p.Request.ID), slog.String("pod", p.Endpoint.Name), slog.String("address", p.Endpoint.Address), slog.String("servedBy", p.servedBy), slog.String("outcome", end.Outcome),
 		slog.Int("status", end.Status), slog.Duration("ttft", end.TTFT),
 		slog.Int("promptTokens", end.PromptTokens), slog.Int("predictedTokens", p.predicted), slog.Int("cachedTokens", end.CachedTokens))
 }
