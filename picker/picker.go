@@ -128,9 +128,6 @@ type Picker struct {
 	learned *learned // nil: nothing is learned from our own picks
 	recent  recent
 
-	// adaptersUntold is done when a pick had no data of adapters.
-	adaptersUntold sync.Once
-
 	// joinsParts and mergesSystem are what the template does, putsAround what the
 	// tokenizer does, found out once.
 	joinsParts, mergesSystem, putsAround func() bool
@@ -163,7 +160,7 @@ func New(opt Options) *Picker {
 	p.policy.Store(opt.Policy)
 	p.SetNames(opt.Names)
 	p.scratch.New = func() any { return new(scratch) }
-	p.logSources()
+	p.warnSources()
 	return p
 }
 
@@ -323,6 +320,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 		return err
 	}
 	pk.booking = booking
+	pk.warnAdapters(rec)
 	pk.remember(now, &rec.Candidates[rec.Chosen])
 	if pk.sight != SeesAll || !r.Stream { // a whole answer does not tell when its first token came
 		booking.ReleaseTokensByRate(now)
@@ -346,7 +344,6 @@ func (pk *Pick) describe(rec *decision.Record) {
 // finishRecord logs the record, shows it to the hooks and puts it into the ring.
 func (pk *Pick) finishRecord(ctx context.Context, rec *decision.Record) {
 	logDecision(ctx, pk.owner.opt.Log, rec)
-	pk.owner.logAdapters(rec)
 	pk.logTrace(ctx, pk.owner.opt.Log, rec)
 	if f := pk.owner.opt.Hooks.Decided; f != nil {
 		f(rec, pk.chainOf())

@@ -363,20 +363,11 @@ func (s *system) expire(ctx context.Context) {
 }
 
 // warnSilent warns of an endpoint that has not told of its cache for as long as
-// silentAfter: the cache scorer has no data of it.
+// silentAfter.
 func (k *sink) warnSilent() {
 	if !k.Heard() {
-		k.log.Warn("no data for a scorer", "scorer", decision.CacheScorer, "address", k.Endpoint().Address,
-			"detail", "no KV event has come for a minute; "+k.s.guess())
+		k.s.picker.Untold(decision.CacheScorer, k.Endpoint(), k.Untold)
 	}
-}
-
-// guess says what stands in for KV events.
-func (s *system) guess() string {
-	if s.cfg.Cache.Source == config.CacheEvents {
-		return "its cache counts as empty"
-	}
-	return "its cache is guessed from our own picks (approximate mode)"
 }
 
 // warmEvery is how often the endpoints' caches are compared.
