@@ -194,10 +194,7 @@ type scratch struct {
 // tokens may wait, until ctx ends and for Options.AskBudget in all at most, and
 // prompts of more than 256 KiB for each other.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
-	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight, seed: p.opt.Seed()}
-	pk.Request = epp.Request{
-		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
-	}
+	pk := p.begin(&in)
 	err := pk.prepare(ctx, &in)
 	if err == nil {
 		err = pk.decide(ctx)
@@ -209,6 +206,23 @@ func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 		return nil, err
 	}
 	return pk, nil
+}
+
+// begin returns a pick of which nothing is known but what the edge says.
+func (p *Picker) begin(in *Incoming) *Pick {
+	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight, seed: p.opt.Seed()}
+	pk.Request = epp.Request{
+		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
+	}
+	return pk
+}
+
+// Gone records, as refused, a request whose client went away before its edge had the
+// whole body: there was nothing to decide.
+func (p *Picker) Gone(in Incoming) {
+	pk := p.begin(&in)
+	pk.refuse(epp.Errorf(epp.BadRequest, ClientGone.String(), "client went away before its body was whole"))
+	pk.free()
 }
 
 // prepare reads the body, resolves the model, and makes the prompt into block
