@@ -22,9 +22,9 @@ type event struct {
 	data any
 }
 
-// textOf returns the text of a content: a string, null, or a list of blocks of text.
-// What else there may be is not read by the fake.
-func textOf(content json.RawMessage) (string, error) {
+// textOf returns the text of a content: a string, null, or a list of blocks of text,
+// with sep between them. What else there may be is not read by the fake.
+func textOf(content json.RawMessage, sep string) (string, error) {
 	if content == nil || content[0] != '[' {
 		return contentText(content)
 	}
@@ -41,7 +41,7 @@ func textOf(content json.RawMessage) (string, error) {
 			return "", fmt.Errorf("a block of type %q: this fake reads text alone", b.Type)
 		}
 	}
-	return strings.Join(text, "\n"), nil
+	return strings.Join(text, sep), nil
 }
 
 // saidAs is a message of a chat.
@@ -89,12 +89,12 @@ func (p *process) serveMessages(w http.ResponseWriter, r *http.Request, body []b
 		return
 	}
 	var said []saidAs
-	system, err := textOf(req.System)
+	system, err := textOf(req.System, "")
 	if system != "" {
 		said = append(said, saidAs{"system", system})
 	}
 	for _, m := range req.Messages {
-		text, e := textOf(m.Content)
+		text, e := textOf(m.Content, "\n")
 		if e != nil {
 			err = e
 		}
@@ -132,6 +132,18 @@ type anthropicMessage struct {
 	Usage      anthropicUsage   `json:"usage"`
 }
 
+// anthropicEvent is an event of the stream.
+type anthropicEvent struct {
+	Type    string            `json:"type"`
+	Message *anthropicMessage `json:"message,omitempty"`
+	Delta   any               `json:"delta,omitempty"`
+	Block   *anthropicBlock   `json:"content_block,omitempty"`
+	Index   *int              `json:"index,omitempty"`
+	Usage   *anthropicUsage   `json:"usage,omitempty"`
+}
+
+func (e anthropicEvent) named() event { return event{e.Type, e} }
+
 func (messagesForm) message(j *job) anthropicMessage {
 	return anthropicMessage{ID: j.id, Type: "message", Role: "assistant", Content: []anthropicBlock{}, Model: j.model}
 }
@@ -168,23 +180,25 @@ func (f messagesForm) begin(j *job) []event {
 	m := f.message(j)
 	m.Usage.InputTokens = len(j.reply[0].request.Tokens)
 	return []event{
-		{"message_start", map[string]any{"type": "message_start", "message": m}},
-		{"content_block_start", map[string]any{"type": "content_block_start", "index": 0, "content_block": anthropicBlock{Type: "text"}}},
+		anthropicEvent{Type: "message_start", Message: &m}.named(),
+		anthropicEvent{Type: "content_block_start", Index: new(int), Block: &anthropicBlock{Type: "text"}}.named(),
 	}
 }
 
 func (messagesForm) token(j *job, n int) []event {
-	return []event{{"content_block_delta", map[string]any{
-		"type": "content_block_delta", "index": 0, "delta": anthropicBlock{"text_delta", j.text(n, n+1)},
-	}}}
+	return []event{anthropicEvent{Type: "content_block_delta", Index: new(int), Delta: anthropicBlock{"text_delta", j.text(n, n+1)}}.named()}
 }
 
 func (f messagesForm) end(j *job) []event {
-	stop := map[string]any{"stop_reason": f.stopReason(j), "stop_sequence": nil}
+	u := f.usage(j)
+	stop := struct {
+		Reason   *string `json:"stop_reason"`
+		Sequence *unset  `json:"stop_sequence"`
+	}{Reason: f.stopReason(j)}
 	return []event{
-		{"content_block_stop", map[string]any{"type": "content_block_stop", "index": 0}},
-		{"message_delta", map[string]any{"type": "message_delta", "delta": stop, "usage": f.usage(j)}},
-		{"message_stop", map[string]any{"type": "message_stop"}},
+		anthropicEvent{Type: "content_block_stop", Index: new(int)}.named(),
+		anthropicEvent{Type: "message_delta", Delta: stop, Usage: &u}.named(),
+		anthropicEvent{Type: "message_stop"}.named(),
 	}
 }
 
@@ -238,7 +252,7 @@ func inputOf(raw json.RawMessage) ([]saidAs, error) {
 		if item.Type != "" && item.Type != "message" {
 			return nil, fmt.Errorf("input[%d]: an item of type %q: this fake reads messages alone", i, item.Type)
 		}
-		text, err := textOf(item.Content)
+		text, err := textOf(item.Content, "\n")
 		if err != nil {
 			return nil, fmt.Errorf("input[%d]: %w", i, err)
 		}
@@ -296,8 +310,10 @@ type responsesAnswer struct {
 	Object            string            `json:"object"`
 	Output            []responsesItem   `json:"output"`
 	ParallelToolCalls bool              `json:"parallel_tool_calls"`
+	Temperature       float64           `json:"temperature"`
 	ToolChoice        string            `json:"tool_choice"`
 	Tools             []*unset          `json:"tools"`
+	TopP              float64           `json:"top_p"`
 	Background        bool              `json:"background"`
 	MaxOutputTokens   int               `json:"max_output_tokens"`
 	ServiceTier       string            `json:"service_tier"`
@@ -317,7 +333,7 @@ func (f *responsesForm) item(j *job, status string, parts ...responsesPart) resp
 func (f *responsesForm) answer(j *job, status string, output ...responsesItem) responsesAnswer {
 	return responsesAnswer{
 		ID: j.id, CreatedAt: j.created, Model: j.model, Object: "response", Output: append([]responsesItem{}, output...),
-		ParallelToolCalls: true, ToolChoice: "auto", Tools: []*unset{}, MaxOutputTokens: allTokens(j.reply[0]),
+		ParallelToolCalls: true, Temperature: 1, TopP: 1, ToolChoice: "auto", Tools: []*unset{}, MaxOutputTokens: allTokens(j.reply[0]),
 		ServiceTier: "auto", Status: status, Truncation: "disabled",
 	}
 }
