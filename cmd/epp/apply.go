@@ -19,7 +19,7 @@ var changeable = map[string]bool{
 
 	"weights": true, "policy": true, "gate": true, "spread.cold": true, "spread.hot": true,
 	"maxQueue": true, "onSaturated": true, "load.source": true, "load.maxUtilization": true,
-	"load.maxRunning": false, // learnt slots are kept by engine
+	"load.maxRunning": false, // the fleet learns slots, or not, from the start on
 
 	"cache.source": false, "cache.ownTTL": false, "cache.tiers.cpu": false, "cache.tiers.disk": false,
 	"probe.interval": false, "probe.timeout": false,
@@ -42,10 +42,14 @@ var changeable = map[string]bool{
 // apply makes cfg the settings in force while we serve: no request is lost, no block of
 // the index, and each decision is made by the settings before or after, whose version
 // its record has. The error names all that is wrong, and all that needs a restart;
-// then nothing has changed, and a metric counts it. cfg must not change any more.
+// then nothing has changed, and a metric counts it. What is in force already is no
+// change. cfg must not change any more.
 func (s *system) apply(cfg *config.Config) error {
 	s.applying.Lock()
 	defer s.applying.Unlock()
+	if reflect.DeepEqual(s.live.Load(), cfg) {
+		return nil
+	}
 	err := s.refusal(cfg)
 	s.metrics.Applied(err)
 	if err != nil {

@@ -48,6 +48,10 @@ func newRoster(s *system) *roster {
 // whatever its labels; where its sources differ (events, engine, GPU) it is another
 // endpoint too. Of two entries with one address the first counts, and of more than
 // [config.MaxEndpoints] so many.
+//
+// It may be called from build on, by any goroutine; once run has ended it does
+// nothing. Where the configuration names no endpoint, the first call is the pool's
+// first sync, which readiness waits for.
 func (s *system) setEndpoints(entries []entry) { s.roster.set(entries) }
 
 // static are the endpoints that the configuration names.
@@ -73,17 +77,19 @@ func (r *roster) set(entries []entry) {
 		if e, stays := wanted[id]; !stays || !sameSources(&e.Endpoint, &f.e.Endpoint) {
 			delete(r.running, id)
 			leaving, left = append(leaving, f), append(left, id.name)
-			f.cancel()
 		}
-	}
-	for _, f := range leaving { // before another takes its address
-		<-f.left
 	}
 	for _, id := range order {
 		if r.running[id] == nil {
 			r.start(id, wanted[id])
 			joined = append(joined, id.name)
 		}
+	}
+	for _, f := range leaving { // after others have joined: no request finds nobody
+		f.cancel()
+	}
+	for _, f := range leaving {
+		<-f.left
 	}
 	first := r.ready.settle(len(r.running))
 	r.s.renew()

@@ -162,9 +162,9 @@ func TestLeavingEndpointFinishes(t *testing.T) {
 	}
 	r.atRest()
 	slots := r.sys.fleet.Slots()
-	r.sys.setEndpoints(entries(r.engines, "2"))
+	r.sys.setEndpoints(append(entries(r.engines[1:], ""), entries(r.engines[:1], "2")...))
 	if n := r.sys.fleet.Slots(); n != slots {
-		t.Errorf("%d slots after the former were given back, %d before", n, slots)
+		t.Errorf("%d slots after the former one was given back, %d before", n, slots)
 	}
 }
 
@@ -260,8 +260,8 @@ func TestCaseO3PodsComeAndGo(t *testing.T) {
 	}
 	sources := 0
 	r.sys.sources.Range(func(_, _ any) bool { sources++; return true })
-	if n := r.sys.fleet.Slots(); n != 5 || sources != 5 || r.sys.joined.Load() != 5 || r.sys.roster.size() != 5 {
-		t.Errorf("%d slots, %d sources, %d joined, %d run; want 5 of each", n, sources, r.sys.joined.Load(), r.sys.roster.size())
+	if n := r.sys.fleet.Slots(); n > 10 || sources != 5 || r.sys.joined.Load() != 5 || r.sys.roster.size() != 5 {
+		t.Errorf("%d slots, %d sources, %d joined, %d run; want 10 at most, for five come before five leave, and 5 of the others", n, sources, r.sys.joined.Load(), r.sys.roster.size())
 	}
 }
 
@@ -318,9 +318,9 @@ func TestPoolAndSettingsChangeUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	const least = 3000
+	const least, leastChanges = 3000, 50
 	changes := 0
-	for ; sent.Load() < least && failed.Load() == 0; changes++ {
+	for ; (sent.Load() < least || changes < leastChanges) && failed.Load() == 0; changes++ {
 		list := append([]entry(nil), staying...)
 		for k, e := range entries(r.engines[2:], fmt.Sprint("uid-", changes/3)) {
 			if (changes>>k)&1 == 0 {
@@ -345,9 +345,6 @@ func TestPoolAndSettingsChangeUnderLoad(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 	t.Logf("%d requests passed, %d failed, in %d changes of pool and settings", sent.Load(), failed.Load(), changes)
-	if sent.Load() < least || changes < 50 {
-		t.Errorf("%d requests and %d changes were to be seen at least", least, 50)
-	}
 	r.atRest()
 	r.sys.setEndpoints(entries(r.engines, ""))
 	for name, generation := range former {
@@ -365,6 +362,39 @@ func TestPoolAndSettingsChangeUnderLoad(t *testing.T) {
 	if len(versions) < changes/2 {
 		t.Errorf("decisions were made by %d versions in %d changes", len(versions), changes)
 	}
+}
+
+// TestOnlyEndpointIsReplaced: the one endpoint of a pool is replaced under its address
+// and name, over and over: no request finds an empty pool.
+func TestOnlyEndpointIsReplaced(t *testing.T) {
+	r := newRig(t, options{engines: 1})
+	var stop atomic.Bool
+	var sent atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for !stop.Load() {
+				if p := r.chat([]message{user("hello")}, 1); p.err != nil || p.status != http.StatusOK {
+					t.Errorf("%d %s %v", p.status, p.body, p.err)
+					return
+				}
+				sent.Add(1)
+			}
+		})
+	}
+	for i := range 200 {
+		r.sys.setEndpoints(entries(r.engines, fmt.Sprint("uid-", i)))
+		if states := r.sys.fleet.Snapshot(); len(states) != 1 || states[0].Endpoint.UID != fmt.Sprint("uid-", i) {
+			t.Errorf("after replacement %d there are %+v", i, states)
+		}
+		was := sent.Load()
+		r.until("a request has passed", func() bool { return sent.Load() > was || t.Failed() })
+	}
+	stop.Store(true)
+	wg.Wait()
+	r.atRest()
+	r.until("the last one is known", r.sys.settled)
+	r.caughtUp()
 }
 
 // series counts the series of a family whose line holds all of the given texts.

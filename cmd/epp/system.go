@@ -237,6 +237,7 @@ type addresses struct{ proxy, metrics, extproc, health, reports string }
 
 // run serves until ctx ends, then drains. ready is called once all listen.
 func (s *system) run(ctx context.Context, ready func(addresses)) error {
+	defer s.roster.close() // where nothing could be listened on; else it has ended before
 	var err error
 	if s.journal, err = openJournal(s.cfg.Log.Decisions, int64(s.cfg.Log.DecisionsBytes), s.log); err != nil {
 		return err

@@ -121,11 +121,7 @@ func newWatcher(o Options) (*watcher, error) {
 	if w.finder, err = discovery.NewDiscoveryClientForConfigAndClient(cfg, w.http); err != nil {
 		return nil, fmt.Errorf("API server %s: %w", cfg.Host, err)
 	}
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(podKind, meta.RESTScopeNamespace)
-	for _, k := range kinds {
-		mapper.AddSpecific(k.gvk, k.gvk.GroupVersion().WithResource(k.plural), k.gvk.GroupVersion().WithResource(k.plural), meta.RESTScopeNamespace)
-	}
+	mapper := mapping()
 	w.cache, err = cache.New(cfg, cache.Options{
 		HTTPClient: w.http, Scheme: clientscheme.Scheme, Mapper: mapper, ReaderFailOnMissingInformer: true,
 		DefaultNamespaces: map[string]cache.Config{o.Pool.Namespace: {}},
@@ -146,6 +142,27 @@ func newWatcher(o Options) (*watcher, error) {
 	}
 	w.writer, err = newWriter(cfg, w.http, mapper, o)
 	return w, err
+}
+
+// mapping knows what is watched without asking the API server, lists of it too.
+func mapping() *meta.DefaultRESTMapper {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	add := func(k schema.GroupVersionKind, plural string) {
+		resource := k.GroupVersion().WithResource(plural)
+		mapper.AddSpecific(k, resource, resource, meta.RESTScopeNamespace)
+		mapper.AddSpecific(listOf(k), resource, resource, meta.RESTScopeNamespace)
+	}
+	add(podKind, "pods")
+	add(corev1.SchemeGroupVersion.WithKind("Event"), "events")
+	for _, k := range kinds {
+		add(k.gvk, k.plural)
+	}
+	return mapper
+}
+
+// listOf is the kind of many objects of a kind.
+func listOf(k schema.GroupVersionKind) schema.GroupVersionKind {
+	return k.GroupVersion().WithKind(k.Kind + "List")
 }
 
 // kindOf names an object's kind and group for the log.
@@ -226,16 +243,11 @@ func (w *watcher) look(ctx context.Context) time.Duration {
 	for _, k := range kinds {
 		gv := k.gvk.GroupVersion()
 		if served[gv] == nil {
-			list, err := w.finder.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
-			if err != nil && !apierrors.IsNotFound(err) {
-				w.reach.heard("discovery", err)
+			names, err := w.plurals(ctx, gv)
+			if err != nil {
 				return askAway
 			}
-			w.reach.heard("discovery", nil)
-			served[gv] = map[string]bool{}
-			for _, r := range list.APIResources {
-				served[gv][r.Name] = true
-			}
+			served[gv] = names
 		}
 		_, watched := w.watched[k.gvk]
 		switch has := served[gv][k.plural]; {
@@ -250,6 +262,23 @@ func (w *watcher) look(ctx context.Context) time.Duration {
 	}
 	w.looked = true
 	return resync
+}
+
+// plurals are the kinds that the API server has of a group and version.
+func (w *watcher) plurals(ctx context.Context, gv schema.GroupVersion) (map[string]bool, error) {
+	list, err := w.finder.ServerResourcesForGroupVersionWithContext(ctx, gv.String())
+	names := map[string]bool{}
+	if apierrors.IsNotFound(err) {
+		list, err = &metav1.APIResourceList{}, nil
+	}
+	w.reach.heard("discovery", err)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range list.APIResources {
+		names[r.Name] = true
+	}
+	return names, nil
 }
 
 // emptyOf is an empty object of a kind.
@@ -350,7 +379,7 @@ func (w *watcher) input(ctx context.Context) (Input, error) {
 			continue
 		}
 		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(k.gvk.GroupVersion().WithKind(k.gvk.Kind + "List"))
+		list.SetGroupVersionKind(listOf(k.gvk))
 		errs = append(errs, w.cache.List(ctx, list, client.InNamespace(w.Pool.Namespace), client.UnsafeDisableDeepCopy))
 		for i := range list.Items {
 			in.add(&list.Items[i])
