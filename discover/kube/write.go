@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -199,6 +200,11 @@ func (w *writer) miss(now time.Time) time.Duration {
 // and writes the others all the same.
 func (w *writer) all(ctx context.Context, wanted *Wanted, notes []Note) error {
 	var first error
+	there := map[types.UID]bool{}
+	for _, s := range wanted.Statuses {
+		there[s.UID] = true
+	}
+	maps.DeleteFunc(w.mute, func(uid types.UID, _ bool) bool { return !there[uid] })
 	for _, s := range wanted.Statuses {
 		first = cmp.Or(first, w.status(ctx, s))
 	}
@@ -254,7 +260,7 @@ func (w *writer) events(ctx context.Context, pool *Ref, notes []Note) error {
 			continue
 		}
 		if err := w.event(ctx, pool, name, n); err != nil {
-			first = cmp.Or(first, fmt.Errorf("Event on %s %q: %w", pool.Kind, pool.Name, err))
+			first = cmp.Or(first, fmt.Errorf("%s %q: Event %s: %w", pool.Kind, pool.Name, n.Reason, err))
 			continue
 		}
 		w.said[name] = time.Now()
