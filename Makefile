@@ -13,10 +13,11 @@ GOLANGCI         := $(CACHE)/golangci-lint-$(GOLANGCI_VERSION)/golangci-lint
 # A clone that belongs to somebody else must build too: no version control stamp.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
-# Static, and the same bytes from any folder.
-BUILD := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
+# Static, and the same bytes from any folder. grpcnotrace leaves out a package that calls
+# methods by their names: with one such package the linker keeps every exported method.
+BUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded race alloc lint fmt build dist fuzz bench gobench bench-check claims policies clean
+.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded test-gateway race alloc lint fmt build dist image test-image kustomize test-kube fuzz bench gobench bench-check claims policies clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -46,6 +47,13 @@ test-loaded:
 ## test-browser: the simulator's report in Chromium, installed once
 test-browser:
 	test/browser/run.sh
+
+## test-gateway: the picker behind a gateway that Istio configures, on a real API server, in a network namespace; root, on Linux
+test-gateway:
+	test/kube/install.sh >/dev/null
+	test/gateway/install.sh >/dev/null
+	test/chart/install.sh >/dev/null
+	CGO_ENABLED=1 go test -race -tags gateway -count=1 -timeout 10m -v ./test/gateway
 
 ## race: all tests, under the race detector
 race:
@@ -80,6 +88,26 @@ dist:
 	GOOS=linux  GOARCH=amd64 $(BUILD) -o dist/epp-linux-amd64  ./cmd/epp
 	GOOS=linux  GOARCH=arm64 $(BUILD) -o dist/epp-linux-arm64  ./cmd/epp
 	GOOS=darwin GOARCH=arm64 $(BUILD) -o dist/epp-darwin-arm64 ./cmd/epp
+
+## image: dist/epp-image-amd64.tar and -arm64.tar, which docker load reads; needs buildah
+image: dist
+	test/image/build.sh $(VERSION) amd64
+	test/image/build.sh $(VERSION) arm64
+
+## test-image: the image of this machine's kind is built, run and looked at
+test-image:
+	GOOS=linux $(BUILD) -o dist/epp-linux-$$(go env GOARCH) ./cmd/epp
+	test/image/build.sh $(VERSION) $$(go env GOARCH) check
+
+## kustomize: deploy/kustomize/base anew from deploy/chart; needs helm, which is built once
+kustomize:
+	deploy/kustomize/render.sh
+
+## test-kube: all that meets a real API server, which is built once
+test-kube:
+	test/kube/install.sh >/dev/null
+	test/chart/install.sh >/dev/null
+	CGO_ENABLED=1 go test -race -tags kube -count=1 -timeout 20m -v ./test/kube
 
 ## fuzz: each fuzz target for FUZZTIME
 fuzz:

@@ -183,6 +183,32 @@ func TestSilent(t *testing.T) {
 	})
 }
 
+// An interval that changes reaches the agent of an open stream with its next report,
+// shorter or longer, and the stream stays.
+func TestIntervalChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(Options{})
+		a.Incomplete(time.Now(), false)
+		p := newPicker(1)
+		stop := p.follow(a, 0, nil)
+		defer p.close()
+		defer stop()
+		settle(time.Second)
+		for _, every := range []time.Duration{interval, 500 * time.Millisecond, 10 * time.Second} {
+			former := time.Duration(p.every.Swap(int64(every)))
+			settle(2 * former) // a report under the former interval, which is answered
+			before := p.saw().reports
+			settle(10 * every)
+			if n := p.saw().reports - before; n < 9 || n > 11 {
+				t.Errorf("every %v: %d reports in 10 intervals", every, n)
+			}
+		}
+		if was := p.saw(); was.opened != 1 || was.missed != 0 || was.refused != 0 {
+			t.Errorf("%d streams were opened, %d reports missed, %d refused; want 1, 0, 0", was.opened, was.missed, was.refused)
+		}
+	})
+}
+
 // raw opens a stream by hand.
 func raw(t *testing.T, p *picker, bearer string) (wire.Reports_TellClient, func()) {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,7 @@ type picker struct {
 	member *fleet.Member
 	server *report.Server
 	listen *bufconn.Listener
+	every  atomic.Int64 // the interval, in nanoseconds
 
 	mu  sync.Mutex // guards the following field
 	was seen
@@ -50,6 +52,7 @@ type picker struct {
 type seen struct {
 	open     int // feeds that are open
 	opened   int // that ever were
+	reports  int
 	late     int
 	missed   uint64
 	refused  int
@@ -70,10 +73,11 @@ func newPicker(key block.Key) *picker {
 	p := &picker{key: key, index: kvindex.New(kvindex.Options{Key: key}), listen: bufconn.Listen(64 << 10)}
 	p.table = fleet.New(fleet.Options{Index: p.index})
 	p.member = p.table.Join(epp.Endpoint{Name: "a", Address: endpoint})
+	p.every.Store(int64(interval))
 	p.server = report.NewServer(report.Options{
-		Key: key, Interval: interval, Token: token, AnyHost: true, Open: p.feed,
+		Key: key, Interval: func() time.Duration { return time.Duration(p.every.Load()) }, Token: token, AnyHost: true, Open: p.feed,
 		Hooks: report.Hooks{
-			Report:  func(late bool) { p.count(func() { p.was.late += map[bool]int{true: 1}[late] }) },
+			Report:  func(late bool) { p.count(func() { p.was.reports++; p.was.late += map[bool]int{true: 1}[late] }) },
 			Missed:  func(n uint64) { p.count(func() { p.was.missed += n }) },
 			Refused: func() { p.count(func() { p.was.refused++ }) },
 		},

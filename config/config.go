@@ -22,10 +22,10 @@
 //	weights: {cache: 0.7, load: 0.1, queue: 0.1, health: 0.05, adapter: 0.05}
 //	models:
 //	  - {name: support-billing, target: billing-lora-v3, adapter: true}
+//	  - {name: chat, targets: [{name: chat-v1, weight: 90}, {name: chat-v2, weight: 10}]}
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,6 +40,8 @@ import (
 type Config struct {
 	// Pool says which endpoints there are.
 	Pool Pool `json:"pool"`
+	// Kubernetes says where the pool is found instead, with its models and settings.
+	Kubernetes Kubernetes `json:"kubernetes"`
 
 	// Weights of the scorers, by name; they are finite, not negative and sum to
 	// 1 within [decision.WeightSumTolerance]. A file that has this key sets all of them: a
@@ -77,11 +79,16 @@ type Config struct {
 
 	// Models are names that clients use for other names, and names that are
 	// adapters. A model that is not here keeps its name. The name "*" stands for
-	// every name that neither this list nor an endpoint knows.
+	// every name that neither this list nor an endpoint knows, and for none; "**"
+	// for every name that this list does not have, even where endpoints know it.
 	Models []Model `json:"models"`
 	// DefaultModel is the name that a request means which names none. Default "":
-	// such a request is refused, unless there is a model "*" with a target.
+	// such a request is refused, unless there is a model "*" or "**".
 	DefaultModel string `json:"defaultModel"`
+	// Objectives are priorities that requests can ask for, in their header
+	// x-llm-d-inference-objective: an objective never raises what the model's own
+	// priority is.
+	Objectives []Objective `json:"objectives"`
 	// ForwardEncoded sends a compressed body on as it came, for engines that
 	// decode bodies; vLLM and SGLang don't. Default false: it is sent decoded.
 	ForwardEncoded bool `json:"forwardEncoded"`
@@ -98,7 +105,7 @@ type Config struct {
 
 // Pool says which endpoints there are.
 type Pool struct {
-	// Endpoints is the fixed list, 1–4,096 of them.
+	// Endpoints is the fixed list, 1–4,096 of them; none with kubernetes.pool.
 	Endpoints []Endpoint `json:"endpoints"`
 	// AllowLinkLocal admits addresses in 169.254.0.0/16 and fe80::/10, where
 	// clouds serve a machine's credentials. Default false.
@@ -110,6 +117,16 @@ type Pool struct {
 	// GPU says where the endpoints' accelerators are read, where an endpoint does
 	// not say otherwise.
 	GPU GPU `json:"gpu"`
+}
+
+// Kubernetes says where on a Kubernetes cluster the pool is described.
+type Kubernetes struct {
+	// Pool is an InferencePool, NAMESPACE/NAME. Default "": the pool is the list of
+	// endpoints.
+	Pool string `json:"pool"`
+	// Kubeconfig is a file that says how the API server is reached. Default "": by the
+	// service account of the pod that the picker runs in.
+	Kubeconfig string `json:"kubeconfig"`
 }
 
 // Endpoint is one engine's address. In a file it is either the address alone
@@ -227,6 +244,49 @@ type Model struct {
 	Target string `json:"target"`
 	// Adapter is true where Target is a LoRA adapter.
 	Adapter bool `json:"adapter"`
+	// Targets, at most 100, stand in place of target and adapter where requests are
+	// divided among several: each request goes to one of them, by chance.
+	Targets []Target `json:"targets"`
+	// Priority below 0 lets the requests be shed: where every healthy endpoint is full
+	// they are refused with 429, while others are placed as onSaturated says. Default
+	// 0, range -1,000,000–1,000,000.
+	Priority int `json:"priority"`
+}
+
+// Target is one of the names that a model's requests are divided among.
+type Target struct {
+	// Name is what endpoints know it by.
+	Name string `json:"name"`
+	// Weight is this target's part of the sum of all weights, 0–1,000,000; one of 0
+	// gets no request. Either all targets have a weight or none, which is equal parts.
+	Weight *int `json:"weight"`
+	// Adapter is true where it is a LoRA adapter.
+	Adapter bool `json:"adapter"`
+}
+
+// Divided returns what the model's requests are divided among, each with a weight;
+// at least one has one above 0 where the configuration has no fault. A target
+// without a name is the name that was asked for.
+func (m *Model) Divided() []Target {
+	equal := 1
+	if len(m.Targets) == 0 {
+		return []Target{{Name: m.Target, Weight: &equal, Adapter: m.Adapter}}
+	}
+	targets := slices.Clone(m.Targets)
+	for i := range targets {
+		if targets[i].Weight == nil {
+			targets[i].Weight = &equal
+		}
+	}
+	return targets
+}
+
+// Objective is one priority by its name.
+type Objective struct {
+	Name string `json:"name"`
+	// Priority below 0 lets requests be shed, as a model's does. Default 0, range
+	// -1,000,000–1,000,000.
+	Priority int `json:"priority"`
 }
 
 // Listen holds the addresses that are listened on, host:port or :port; an empty
@@ -340,7 +400,9 @@ type Log struct {
 	// Decisions is a file that gets every decision with all of its inputs, one JSON
 	// object a line, for epp replay and epp tune. It holds no prompt and no token, but
 	// lengths and hashes under a key that is not in it; only its owner may read it,
-	// and only one process write to it. Default "": none.
+	// and only one process write to it. While it cannot be written, decisions are lost
+	// and counted (epp_decision_lines_dropped_total); it is tried again within a minute.
+	// Default "": none.
 	Decisions string `json:"decisions"`
 	// DecisionsBytes is how long that file gets before it becomes FILE.1, in place of
 	// the one before, and a new one begins. Default 256MiB, range 1MiB–1TiB.
@@ -362,8 +424,11 @@ const (
 	CacheOwn    = "own"
 )
 
-// CatchAll is the name, in models, of every name that is not known otherwise.
-const CatchAll = "*"
+// Names, in models, of many names.
+const (
+	CatchAll = "*"  // every name that is not known otherwise
+	Unnamed  = "**" // every name that models does not have
+)
 
 // Default returns a configuration with every default and no endpoint.
 func Default() *Config {
@@ -431,10 +496,13 @@ func scorerOrder(weights map[string]float64) []string {
 func (c *Config) ModelNames() []string {
 	var names []string
 	for _, m := range c.Models {
-		names = append(names, m.Name, cmp.Or(m.Target, m.Name))
+		names = append(names, m.Name)
+		for _, t := range m.Divided() {
+			names = append(names, t.Name)
+		}
 	}
 	names = append(names, c.DefaultModel)
-	names = slices.DeleteFunc(names, func(name string) bool { return name == CatchAll || name == "" })
+	names = slices.DeleteFunc(names, func(name string) bool { return name == CatchAll || name == Unnamed || name == "" })
 	slices.Sort(names)
 	return slices.Compact(names)
 }

@@ -136,6 +136,39 @@ func TestCaseN4DangerousRanges(t *testing.T) {
 	}
 }
 
+// Case F4, its first part: weights by which no target could be chosen are refused
+// when the file is read, with the field's path; none are equal parts, and 0 is kept.
+func TestCaseF4WeightsOfTargets(t *testing.T) {
+	file := func(targets string) []byte {
+		return []byte("pool: {endpoints: [10.0.0.7:8000]}\nmodels: [{name: m, targets: " + targets + "}]")
+	}
+	for targets, want := range map[string]string{
+		"[{name: a, weight: 0}, {name: b, weight: 0}]":  "epp.yaml:2: models[0].targets: have no weight above 0",
+		"[{name: a, weight: -1}, {name: b, weight: 2}]": "epp.yaml:2: models[0].targets[0].weight: -1 is out of range",
+		"[{name: a, weight: 1}, {name: b}]":             "epp.yaml:2: models[0].targets: have a weight in 1 of 2 places",
+	} {
+		if c, err := Parse("epp.yaml", file(targets)); err == nil || c != nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", targets, err, want)
+		}
+	}
+	for targets, want := range map[string][]int{
+		"[{name: a}, {name: b}]":                         {1, 1},
+		"[{name: a, weight: 0}, {name: b, weight: 100}]": {0, 100},
+	} {
+		c, err := Parse("epp.yaml", file(targets))
+		if err != nil {
+			t.Fatalf("%s: %v", targets, err)
+		}
+		var got []int
+		for _, target := range c.Models[0].Divided() {
+			got = append(got, *target.Weight)
+		}
+		if !cmp.Equal(got, want) {
+			t.Errorf("%s: weights %v, want %v", targets, got, want)
+		}
+	}
+}
+
 // Case L6, its static part: entries of the pool that are no ip:port are refused
 // with the text that is wrong and the text that would be right.
 func TestCaseL6StaticEndpoints(t *testing.T) {

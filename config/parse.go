@@ -74,6 +74,12 @@ func (e *Error) Error() string {
 // It reads YAML as people write it by hand: one document, no anchors, aliases
 // or merge keys, each key once.
 func Parse(file string, data []byte, custom ...string) (*Config, error) {
+	return ParseWith(file, data, func(*Config) {}, custom...)
+}
+
+// ParseWith is Parse with settings that win over the file's, as flags do: set sets
+// them before the whole is checked.
+func ParseWith(file string, data []byte, set func(*Config), custom ...string) (*Config, error) {
 	c := Default()
 	d := decoder{lines: map[string]int{}}
 	if len(data) > MaxFileBytes {
@@ -81,6 +87,7 @@ func Parse(file string, data []byte, custom ...string) (*Config, error) {
 	} else if root := d.document(data); root != nil {
 		d.value(root, "", reflect.ValueOf(c).Elem())
 	}
+	set(c)
 	unread := d.faults
 	for _, f := range c.Validate(custom...) {
 		if !slices.ContainsFunc(unread, func(u Fault) bool { return within(u.Path, f.Path) || within(f.Path, u.Path) }) {
@@ -108,24 +115,24 @@ func within(path, outer string) bool {
 
 // complete fills what defaults to another setting.
 func (c *Config) complete() {
-	for i := range c.Pool.Endpoints {
-		if e := &c.Pool.Endpoints[i]; e.Name == "" {
-			e.Name = e.Address
-		}
-		if e := &c.Pool.Endpoints[i]; e.Engine == "" {
-			e.Engine = c.Pool.Engine
-		}
-		g := &c.Pool.Endpoints[i].GPU
-		g.DCGM = cmp.Or(g.DCGM, c.Pool.GPU.DCGM)
-		if len(g.GPUs) == 0 {
-			g.GPUs = c.Pool.GPU.GPUs
-		}
+	for i, e := range c.Pool.Endpoints {
+		c.Pool.Endpoints[i] = c.Pool.Complete(e)
 	}
 	for i := range c.Models {
-		if m := &c.Models[i]; m.Target == "" {
+		if m := &c.Models[i]; m.Target == "" && len(m.Targets) == 0 {
 			m.Target = m.Name
 		}
 	}
+}
+
+// Complete fills what an endpoint leaves open with what is the pool's.
+func (p *Pool) Complete(e Endpoint) Endpoint {
+	e.Name, e.Engine = cmp.Or(e.Name, e.Address), cmp.Or(e.Engine, p.Engine)
+	e.GPU.DCGM = cmp.Or(e.GPU.DCGM, p.GPU.DCGM)
+	if len(e.GPU.GPUs) == 0 {
+		e.GPU.GPUs = p.GPU.GPUs
+	}
+	return e
 }
 
 // decoder walks a YAML tree along the type of what it fills. It keeps the line
@@ -195,6 +202,12 @@ func (d *decoder) value(node *yaml.Node, path string, out reflect.Value) {
 		return
 	}
 	if node.Tag == "!!null" {
+		return
+	}
+	if out.Kind() == reflect.Pointer { // what may be missing, and is not 0 then
+		v := reflect.New(out.Type().Elem())
+		d.value(node, path, v.Elem())
+		out.Set(v)
 		return
 	}
 	if node.Kind == yaml.ScalarNode {

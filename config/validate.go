@@ -20,7 +20,11 @@ import (
 const MaxEndpoints = 4096
 
 const (
-	maxModels    = 10_000
+	maxModels  = 10_000
+	maxTargets = 100 // of one model
+	// maxWeight is InferenceModel's and InferenceModelRewrite's bound.
+	maxWeight    = 1_000_000
+	maxPriority  = 1_000_000
 	maxNameBytes = 253 // as Kubernetes bounds an object's name
 )
 
@@ -42,12 +46,14 @@ var (
 func (c *Config) Validate(custom ...string) []Fault {
 	var v validator
 	v.pool(c)
+	v.kubernetes(c)
 	v.weights(c.Weights, append(slices.Clone(builtinScorers), custom...))
 	v.models(c.Models)
+	v.objectives(c.Objectives)
 	switch c.DefaultModel {
 	case "":
-	case CatchAll:
-		v.fault("defaultModel", "\"*\" is no model; name one that the endpoints list")
+	case CatchAll, Unnamed:
+		v.fault("defaultModel", "%s is no model; name one that the endpoints list", quote(c.DefaultModel))
 	default:
 		v.name("defaultModel", c.DefaultModel)
 	}
@@ -151,8 +157,8 @@ func text(b Bytes) string {
 // pool checks the endpoints: how many, each address, and that no two have one
 // name or address.
 func (v *validator) pool(c *Config) {
-	if n := len(c.Pool.Endpoints); n == 0 {
-		v.fault("pool.endpoints", "is empty; name at least one ip:port")
+	if n := len(c.Pool.Endpoints); n == 0 && c.Kubernetes.Pool == "" {
+		v.fault("pool.endpoints", "is empty; name at least one ip:port, or kubernetes.pool")
 	} else if n > MaxEndpoints {
 		v.fault("pool.endpoints", "has %d endpoints; at most %d are served", n, MaxEndpoints)
 		return
@@ -194,6 +200,29 @@ func (v *validator) pool(c *Config) {
 			}
 		}
 	}
+}
+
+// kubernetes checks where a pool is found instead of in a list.
+func (v *validator) kubernetes(c *Config) {
+	k := c.Kubernetes
+	if k.Pool == "" {
+		if k.Kubeconfig != "" {
+			v.fault("kubernetes.kubeconfig", "%s is not read without kubernetes.pool; set that too", quote(k.Kubeconfig))
+		}
+		return
+	}
+	namespace, name, found := strings.Cut(k.Pool, "/")
+	if !found || !isObjectName(namespace, 63) || !isObjectName(name, maxNameBytes) {
+		v.fault("kubernetes.pool", "%s is not NAMESPACE/NAME of an InferencePool, such as default/llama", quote(k.Pool))
+	}
+	if len(c.Pool.Endpoints) > 0 {
+		v.fault("pool.endpoints", "stands beside kubernetes.pool, which finds the endpoints; remove one of the two")
+	}
+}
+
+// isObjectName says whether s can be the name of a Kubernetes object.
+func isObjectName(s string, most int) bool {
+	return s != "" && len(s) <= most && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-.") == "" && strings.Trim(s, "-.") == s
 }
 
 // address checks that s is ip:port of a host that can be an endpoint, and says
@@ -307,8 +336,12 @@ func (v *validator) models(models []Model) {
 		v.fault("models", "has %d names; at most %d are served", len(models), maxModels)
 		return
 	}
-	names := map[string]int{}
+	names, targets := map[string]int{}, 0
 	for i, m := range models {
+		if targets += len(m.Targets); targets > maxModels {
+			v.fault("models", "have more than %d targets in all; at most so many are served", maxModels)
+			return
+		}
 		at := fmt.Sprintf("models[%d]", i)
 		v.name(at+".name", m.Name)
 		if j, twice := names[m.Name]; twice {
@@ -316,14 +349,82 @@ func (v *validator) models(models []Model) {
 		} else {
 			names[m.Name] = i
 		}
-		if m.Name == CatchAll && m.Target == "" {
-			v.fault(at+".target", "is empty; \"*\" needs the name that unknown names lead to")
+		if (m.Name == CatchAll || m.Name == Unnamed) && m.Target == "" && len(m.Targets) == 0 {
+			v.fault(at+".target", "is empty; %s needs the name that other names lead to", quote(m.Name))
 		}
-		if m.Target == CatchAll {
-			v.fault(at+".target", "\"*\" is no model; name one that the endpoints list")
-		} else if m.Target != "" {
-			v.name(at+".target", m.Target)
+		if m.Target != "" {
+			v.target(at+".target", m.Target)
 		}
+		v.targets(at, &m)
+		between(v, at+".priority", m.Priority, -maxPriority, maxPriority)
+	}
+	if i, both := names[CatchAll]; both {
+		if j, both := names[Unnamed]; both {
+			v.fault(fmt.Sprintf("models[%d].name", i), "\"*\" is never reached beside models[%d], which is \"**\"; remove one of them", j)
+		}
+	}
+}
+
+// target checks a name that endpoints list.
+func (v *validator) target(path, name string) {
+	if name == CatchAll || name == Unnamed {
+		v.fault(path, "%s is no model; name one that the endpoints list", quote(name))
+		return
+	}
+	v.name(path, name)
+}
+
+// targets checks what a model's requests are divided among.
+func (v *validator) targets(at string, m *Model) {
+	if len(m.Targets) == 0 {
+		return
+	}
+	if m.Target != "" || m.Adapter {
+		v.fault(at+".targets", "stands beside target or adapter; name each target in targets alone")
+	}
+	if len(m.Targets) > maxTargets {
+		v.fault(at+".targets", "has %d names; at most %d are served", len(m.Targets), maxTargets)
+		return
+	}
+	weighted, sum := 0, 0
+	names := map[string]int{}
+	for i, t := range m.Targets {
+		path := fmt.Sprintf("%s.targets[%d]", at, i)
+		v.target(path+".name", t.Name)
+		if j, twice := names[t.Name]; twice {
+			v.fault(path+".name", "%s is also the name of %s.targets[%d]; name each once", quote(t.Name), at, j)
+		}
+		names[t.Name] = i
+		if t.Weight != nil {
+			between(v, path+".weight", *t.Weight, 0, maxWeight)
+			weighted++
+			sum += max(0, *t.Weight)
+		}
+	}
+	switch {
+	case weighted > 0 && weighted < len(m.Targets):
+		v.fault(at+".targets", "have a weight in %d of %d places; give all of them one, or none for equal parts", weighted, len(m.Targets))
+	case weighted > 0 && sum == 0:
+		v.fault(at+".targets", "have no weight above 0, so no target could be chosen; remove the weights for equal parts")
+	}
+}
+
+// objectives checks names and priorities.
+func (v *validator) objectives(objectives []Objective) {
+	if len(objectives) > maxModels {
+		v.fault("objectives", "has %d names; at most %d are served", len(objectives), maxModels)
+		return
+	}
+	names := map[string]int{}
+	for i, o := range objectives {
+		at := fmt.Sprintf("objectives[%d]", i)
+		v.name(at+".name", o.Name)
+		if j, twice := names[o.Name]; twice {
+			v.fault(at+".name", "%s is also the name of objectives[%d]; names are unique", quote(o.Name), j)
+		} else {
+			names[o.Name] = i
+		}
+		between(v, at+".priority", o.Priority, -1_000_000, 1_000_000)
 	}
 }
 
@@ -342,6 +443,10 @@ func (v *validator) eventSource(c *Config) {
 	}
 	v.eventSockets(c)
 	if c.Cache.Source != CacheEvents || c.KVEvents.Port != 0 || c.KVEvents.Discover {
+		return
+	}
+	if c.Kubernetes.Pool != "" {
+		v.fault("cache.source", "\"events\" has no source of events for pods; set kvEvents.port or kvEvents.discover: true, or use cache.source: auto")
 		return
 	}
 	for i, e := range c.Pool.Endpoints {
@@ -403,6 +508,10 @@ func (v *validator) unheard(c *Config) {
 // gpuSource refuses a load that nobody reports.
 func (v *validator) gpuSource(c *Config) {
 	if c.Load.Source != decision.LoadGPU || c.Pool.GPU.DCGM != "" {
+		return
+	}
+	if c.Kubernetes.Pool != "" {
+		v.fault("load.source", "\"gpu\" has no source of GPU readings for pods; set pool.gpu.dcgm")
 		return
 	}
 	for i, e := range c.Pool.Endpoints {

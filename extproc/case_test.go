@@ -196,7 +196,7 @@ func TestCaseG5(t *testing.T) {
 // Whatever way a body comes in, it goes out whole, and where a rule changes its
 // length the gateway is told the new one, once.
 func TestCaseG7(t *testing.T) {
-	p := newPool(t, decision.Defaults(), Options{}, picker.Options{Models: map[string]picker.ModelRule{"alias": {Target: "m-with-a-longer-name"}}}, "10.0.0.1:8000")
+	p := newPool(t, decision.Defaults(), Options{}, picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{"alias": {Targets: []picker.Target{{Name: "m-with-a-longer-name"}}}}}}, "10.0.0.1:8000")
 	for _, size := range []int{3 << 10, 5 << 20} {
 		for _, model := range []string{"m", "alias"} {
 			body := fmt.Sprintf(`{"model":%q,"prompt":%q}`, model, strings.Repeat("x", size))

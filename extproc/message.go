@@ -111,6 +111,9 @@ func (m *machine) readRequestHeaders(headers []*corev3.HeaderValue) (length int,
 			}
 			length = int(n)
 		default:
+			if name == picker.ObjectiveHeader {
+				first(&m.in.Objective, cut(value(h), maxObjectiveBytes))
+			}
 			if picker.IsControl(name) && !slices.Contains(m.remove, name) {
 				m.remove = append(m.remove, name)
 			}
@@ -119,6 +122,9 @@ func (m *machine) readRequestHeaders(headers []*corev3.HeaderValue) (length int,
 	m.in.Path = pathOf(m.in.Path)
 	return length, err
 }
+
+// maxObjectiveBytes bounds the name of an objective: that of a Kubernetes object.
+const maxObjectiveBytes = 253
 
 // maxHeaders bounds a request's headers. Envoy's own bound is 100 by default.
 const maxHeaders = 1024

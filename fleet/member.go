@@ -31,7 +31,11 @@ type Member struct {
 	// read last.
 	outcomes health.State
 	facts    health.Facts
-	gpuAt    time.Time
+	// reached is true once a page, a probe or an answer has come from the endpoint;
+	// absent, where none has and a connection was refused.
+	reached, absent bool
+
+	gpuAt time.Time
 	// truth is how the endpoint's claims on its cache compare with its answers.
 	truth audit.State
 	// lost is what Incomplete said.
@@ -51,6 +55,9 @@ type Member struct {
 	// slow is how slow it is beside the pool; work has it as of Table.faded.
 	slow slowness
 
+	// untold are the scorers that Untold was called for, one of each.
+	untold []string
+
 	models []epp.Model
 	// adapters are those taken to be resident, the latest used last. It holds
 	// at most maxAdapters.
@@ -64,6 +71,30 @@ const rememberedAdapters = 16
 
 // Endpoint returns what the member is.
 func (m *Member) Endpoint() epp.Endpoint { return m.endpoint }
+
+// Heard reports whether the endpoint has told of its cache.
+func (m *Member) Heard() bool {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	return m.signals().Heard
+}
+
+// Untold notes that the named scorer has no data of the endpoint, and reports whether
+// that is news: once for each scorer while the endpoint is in the pool.
+func (m *Member) Untold(scorer string) bool {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	return m.noteUntold(scorer)
+}
+
+// noteUntold is Untold; t.mu is held. There are as many scorers as are compiled in.
+func (m *Member) noteUntold(scorer string) bool {
+	if m.pos < 0 || slices.Contains(m.untold, scorer) {
+		return false
+	}
+	m.untold = append(m.untold, scorer)
+	return true
+}
 
 // signals are the member's, in the view or after it. t.mu is held.
 func (m *Member) signals() *epp.Signals {
@@ -128,6 +159,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.setBlockTokens(s, l.BlockTokens)
 	m.learnSlots(s)
 	m.outcomes.Reached(began)
+	m.reached, m.absent = true, false
 	m.facts.Read(began, &l, m.mayLeave())
 	m.watch(began)
 	if l.MaxAdapters > 0 {
@@ -220,12 +252,14 @@ func (m *Member) Models(models []epp.Model) {
 
 // Failed tells that a reading could not be had. The last one stays in use; its
 // age tells. A refused connection says more: nobody listens there, so no request
-// would be served either.
+// would be served either. Where nobody ever has, it is a listed port that is closed, and
+// the bound for endpoints that are left out is not asked.
 func (m *Member) Failed(now time.Time, err error) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	if m.pos >= 0 && errors.Is(err, syscall.ECONNREFUSED) {
-		m.outcomes.Refused(now, m.mayLeave())
+		m.absent = !m.reached
+		m.outcomes.Refused(now, m.absent || m.mayLeave())
 		m.watch(now)
 	}
 }

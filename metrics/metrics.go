@@ -29,7 +29,7 @@ type Options struct {
 	// Version is shown by epp_build_info.
 	Version string
 	// Models and Adapters are the configured names, which are always their own
-	// label.
+	// label. SetModels replaces the former.
 	Models, Adapters []string
 	// Snapshot says what is at this moment. It is called for every page, by any
 	// goroutine. Nil: an empty one.
@@ -57,6 +57,7 @@ type Metrics struct {
 	kvEvents, kvBad, kvReplays                   *prometheus.CounterVec
 	reports                                      *prometheus.CounterVec
 	reportsMissed                                prometheus.Counter
+	settings                                     *prometheus.CounterVec
 }
 
 // New returns metrics in a registry of their own, with those of the Go runtime
@@ -76,6 +77,7 @@ func New(opt Options) *Metrics {
 	m.registerDecisions(r)
 	m.registerRequests(r)
 	m.registerSignals(r)
+	m.settings = counters(r, nameSettings, "Changes of settings while serving, by result: applied, or refused as a whole.", "result")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: nameBuild, Help: "Always 1; the labels tell the version.",
 		ConstLabels: prometheus.Labels{"version": opt.Version, "go": runtime.Version()},
@@ -179,14 +181,14 @@ func (m *Metrics) Decision(rec *decision.Record) {
 		m.tokenizeSeconds.Observe(rec.Timings.Tokenize.Seconds())
 	}
 	if rec.Chosen < 0 {
-		m.decisions.WithLabelValues(m.models.seen(rec.Model), m.names.admit(rec.Refused)).Inc()
+		m.decided(rec.Model, m.names.admit(rec.Refused), false)
 		return
 	}
 	outcome := "picked"
 	if rec.Degraded {
 		outcome = "degraded"
 	}
-	m.decisions.WithLabelValues(m.models.admit(rec.Model), outcome).Inc()
+	m.decided(rec.Model, outcome, true)
 	c := &rec.Candidates[rec.Chosen]
 	m.matchRatio.Observe(rec.MatchRatio(rec.Chosen))
 	m.compositeScore.Observe(c.Composite())
@@ -200,12 +202,35 @@ func (m *Metrics) Decision(rec *decision.Record) {
 	}
 }
 
+// decided counts a decision for a model, which may get a place among the labels
+// where it was served.
+func (m *Metrics) decided(model, outcome string, served bool) {
+	m.models.mu.Lock() // or a name that SetModels drops now would come back
+	defer m.models.mu.Unlock()
+	m.decisions.WithLabelValues(m.models.label(model, served), outcome).Inc()
+}
+
+// SetModels replaces Options.Models. The series of a name that was there and is not
+// any more go, unless it has got a place as any other name does.
+func (m *Metrics) SetModels(names []string) {
+	m.models.reserve(names, func(name string) { m.decisions.DeletePartialMatch(prometheus.Labels{"model": name}) })
+}
+
 // Ended counts the end of a picked request. It keeps nothing of e.
 func (m *Metrics) Ended(e *picker.Ending) {
 	m.ended.WithLabelValues(m.names.admit(e.Outcome)).Inc()
 	if e.TTFT > 0 {
 		m.ttft.Observe(e.TTFT.Seconds())
 	}
+}
+
+// Applied counts a change of settings; err is why it was refused.
+func (m *Metrics) Applied(err error) {
+	result := "applied"
+	if err != nil {
+		result = "refused"
+	}
+	m.settings.WithLabelValues(result).Inc()
 }
 
 // Stale counts n decisions that turned out to have been made on blocks that were

@@ -267,3 +267,30 @@ func BenchmarkPage1024(b *testing.B) {
 		page(b, m)
 	}
 }
+
+// Models come and go in the configuration, each asked for: those that have gone have
+// no series, those that are there have their own, and so has one that was served
+// under its own name before it was configured.
+func TestConfiguredModelsComeAndGo(t *testing.T) {
+	m := New(Options{Models: []string{"first"}})
+	m.Decision(record("first", 0))
+	m.Decision(record("served", 0))
+	for i := range 3000 {
+		name := fmt.Sprint("generation-", i)
+		m.SetModels([]string{name, "stays", "served"})
+		m.Decision(record(name, 0))
+		m.Decision(record("stays", 0))
+	}
+	m.SetModels([]string{"stays"})
+	refused := record("generation-7", 0)
+	refused.Chosen, refused.Refused = -1, "model_unknown"
+	m.Decision(refused)
+	got := page(t, m, "epp_routing_decisions_total{")
+	want := `epp_routing_decisions_total{model="other",outcome="model_unknown"} 1
+epp_routing_decisions_total{model="served",outcome="picked"} 1
+epp_routing_decisions_total{model="stays",outcome="picked"} 3000
+`
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}

@@ -44,6 +44,8 @@ const (
 	nameReportsMissed = "epp_agent_reports_missed_total"
 
 	nameBuild = "epp_build_info"
+
+	nameSettings = "epp_settings_changes_total"
 )
 
 // ratioBounds are tenths. The article's threshold of 0.4 for a match is one of

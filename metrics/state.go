@@ -117,9 +117,10 @@ func oneIf(b bool) float64 {
 // bounded turns outside names into label values, of which there are few: once
 // its places are taken, a new name is "other".
 type bounded struct {
-	mu     sync.Mutex // guards the following fields
-	names  map[string]bool
-	places int
+	mu       sync.Mutex // guards the following fields
+	reserved map[string]bool
+	names    map[string]bool // those that have a place
+	places   int             // that are left
 }
 
 // otherName stands for all names that have no place.
@@ -130,39 +131,50 @@ const maxLabelBytes = 253
 
 // newBounded returns a set with room for places names besides the reserved ones.
 func newBounded(places int, reserved []string) *bounded {
-	b := &bounded{names: make(map[string]bool, len(reserved)), places: places}
-	for _, name := range reserved {
-		if labelable(name) {
-			b.names[name] = true
-		}
-	}
+	b := &bounded{names: map[string]bool{}, places: places}
+	b.reserve(reserved, nil)
 	return b
 }
 
-// admit returns name if it has a place or gets one, else "other".
+// reserve makes names the reserved ones, and calls drop, if not nil, for each name
+// that was one and has no place: it is no label any more.
+func (b *bounded) reserve(names []string, drop func(name string)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	former := b.reserved
+	b.reserved = make(map[string]bool, len(names))
+	for _, name := range names {
+		if labelable(name) {
+			b.reserved[name] = true
+		}
+	}
+	for name := range former {
+		if !b.reserved[name] && !b.names[name] && drop != nil {
+			drop(name)
+		}
+	}
+}
+
+// admit returns name if it is reserved, has a place or gets one, else "other".
 func (b *bounded) admit(name string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.names[name] {
+	return b.label(name, true)
+}
+
+// label is name if it is reserved or has a place, or gets one where it may, else
+// "other". b.mu is held, by a caller that counts until it has.
+func (b *bounded) label(name string, may bool) string {
+	if b.reserved[name] || b.names[name] {
 		return name
 	}
-	if b.places == 0 || !labelable(name) {
+	if !may || b.places == 0 || !labelable(name) {
 		return otherName
 	}
 	b.places--
 	name = strings.Clone(name)
 	b.names[name] = true
 	return name
-}
-
-// seen returns name if it has a place, else "other".
-func (b *bounded) seen(name string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.names[name] {
-		return name
-	}
-	return otherName
 }
 
 // labelable is true for a name that Prometheus takes: short, not empty, UTF-8.

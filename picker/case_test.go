@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -138,7 +139,7 @@ func TestCaseG3(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules := map[string]picker.ModelRule{"alias": {Target: "m"}}
+	rules := map[string]picker.ModelRule{"alias": {Targets: []picker.Target{{Name: "m"}}}}
 	for _, encoding := range []string{"gzip", "zstd"} {
 		for _, c := range []struct {
 			name, body, sent, sentAs string
@@ -148,7 +149,7 @@ func TestCaseG3(t *testing.T) {
 			{"as sent", chat, string(zip(t, encoding, []byte(chat))), encoding, true},
 			{"rewritten", strings.Replace(chat, `"m"`, `"alias"`, 1), chat, "", true},
 		} {
-			p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Models: rules, ForwardEncoded: c.forward}, "a")
+			p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Names: picker.Names{Models: rules}, ForwardEncoded: c.forward}, "a")
 			p.members["a"].Apply(start, stored(tokens, 16))
 			pk, err := p.post("/v1/chat/completions", string(zip(t, encoding, []byte(c.body))), encoding)
 			if err != nil {
@@ -234,6 +235,11 @@ func TestCaseG3Bomb(t *testing.T) {
 	pk.End(picker.Served)
 }
 
+// to is the rule of a name that means another.
+func to(name string) picker.ModelRule {
+	return picker.ModelRule{Targets: []picker.Target{{Name: name}}}
+}
+
 // TestCaseF2: a request without a model, or with one that nobody knows.
 func TestCaseF2(t *testing.T) {
 	none := map[string]string{"none": ``, "null": `"model":null,`, "empty": `"model":"",`}
@@ -256,14 +262,21 @@ func TestCaseF2(t *testing.T) {
 		{"unknown, one configured", `"model":"x",`, "m", nil, 404, "model_unknown", ""},
 		{"one configured that nobody serves", none["none"], "gone", nil, 404, "model_unknown", ""},
 
-		{"none, catch-all", none["none"], "", map[string]picker.ModelRule{picker.CatchAll: {Target: "m"}}, 0, "", `{"model":"m","prompt":[1]}`},
-		{"unknown, catch-all", `"model":"x",`, "", map[string]picker.ModelRule{picker.CatchAll: {Target: "m"}}, 0, "", `{"model":"m","prompt":[1]}`},
-		{"known, catch-all", `"model":"n",`, "", map[string]picker.ModelRule{picker.CatchAll: {Target: "m"}}, 0, "", `{"model":"n","prompt":[1]}`},
-		{"configured, catch-all", `"model":"y",`, "", map[string]picker.ModelRule{"y": {Target: "n"}, picker.CatchAll: {Target: "m"}}, 0, "", `{"model":"n","prompt":[1]}`},
-		{"a number, catch-all", `"model":5,`, "", map[string]picker.ModelRule{picker.CatchAll: {Target: "m"}}, 400, "model_not_a_string", ""},
+		{"none, catch-all", none["none"], "", map[string]picker.ModelRule{picker.CatchAll: to("m")}, 0, "", `{"model":"m","prompt":[1]}`},
+		{"unknown, catch-all", `"model":"x",`, "", map[string]picker.ModelRule{picker.CatchAll: to("m")}, 0, "", `{"model":"m","prompt":[1]}`},
+		{"known, catch-all", `"model":"n",`, "", map[string]picker.ModelRule{picker.CatchAll: to("m")}, 0, "", `{"model":"n","prompt":[1]}`},
+		{"configured, catch-all", `"model":"y",`, "", map[string]picker.ModelRule{"y": to("n"), picker.CatchAll: to("m")}, 0, "", `{"model":"n","prompt":[1]}`},
+		{"none, unnamed", none["none"], "", map[string]picker.ModelRule{picker.Unnamed: to("m")}, 0, "", `{"model":"m","prompt":[1]}`},
+		{"unknown, unnamed", `"model":"x",`, "", map[string]picker.ModelRule{picker.Unnamed: to("m")}, 0, "", `{"model":"m","prompt":[1]}`},
+		{"known, unnamed", `"model":"n",`, "", map[string]picker.ModelRule{picker.Unnamed: to("m")}, 0, "", `{"model":"m","prompt":[1]}`},
+		{"configured, unnamed", `"model":"n",`, "", map[string]picker.ModelRule{"n": {}, picker.Unnamed: to("m")}, 0, "", `{"model":"n","prompt":[1]}`},
+		{"none, unnamed, one configured", none["none"], "n", map[string]picker.ModelRule{picker.Unnamed: to("m")}, 0, "", `{"model":"m","prompt":[1]}`},
+		{"unnamed to nobody", `"model":"n",`, "", map[string]picker.ModelRule{picker.Unnamed: to("gone")}, 404, "model_unknown", ""},
+		{"none, unnamed without a target", none["none"], "", map[string]picker.ModelRule{picker.Unnamed: {Priority: 1}}, 400, "model_missing", ""},
+		{"a number, catch-all", `"model":5,`, "", map[string]picker.ModelRule{picker.CatchAll: to("m")}, 400, "model_not_a_string", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPool(t, decision.Defaults(), picker.Options{DefaultModel: c.configured, Models: c.rules}, "a")
+			p := newPool(t, decision.Defaults(), picker.Options{Names: picker.Names{Default: c.configured, Models: c.rules}}, "a")
 			p.members["a"].Models([]epp.Model{{Name: "m"}, {Name: "n"}})
 			pk, err := p.post("/v1/completions", `{`+c.model+`"prompt":[1]}`)
 			if e := epp.AsError(err); e != nil {
@@ -277,6 +290,167 @@ func TestCaseF2(t *testing.T) {
 			}
 			pk.End(picker.Served)
 		})
+	}
+}
+
+// TestCaseF4: targets without weights have equal parts, one of weight 0 is never
+// chosen, and no weights crash: where none is above 0 the parts are equal too. What
+// was chosen is in the record and in the body, and follows from the record's seed.
+func TestCaseF4(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		weights    []int
+		least, top []int // of 1,000 requests
+	}{
+		{"none", []int{0, 0}, []int{440, 440}, []int{560, 560}},
+		{"0 and 100", []int{0, 100}, []int{0, 1000}, []int{0, 1000}},
+		{"100, 0 and 0", []int{100, 0, 0}, []int{1000, 0, 0}, []int{1000, 0, 0}},
+		{"one and nine", []int{1, 9}, []int{70, 870}, []int{130, 930}},
+		{"the greatest", []int{1_000_000, 1_000_000}, []int{440, 440}, []int{560, 560}},
+		{"below 0", []int{-5, 1}, []int{0, 1000}, []int{0, 1000}},
+		{"all below 0", []int{-5, -1}, []int{440, 440}, []int{560, 560}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rule := picker.ModelRule{}
+			served := make([]epp.Model, len(c.weights))
+			for i, w := range c.weights {
+				served[i].Name = fmt.Sprint("m", i)
+				rule.Targets = append(rule.Targets, picker.Target{Name: served[i].Name, Weight: w})
+			}
+			p := newPool(t, decision.Defaults(), picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{"chat": rule}}, Log: slog.New(slog.DiscardHandler)}, "a", "b")
+			for _, m := range p.members {
+				m.Models(served)
+			}
+			got := make([]int, len(c.weights))
+			bySeed := map[uint64]string{}
+			for range 1000 {
+				pk, err := p.completion("chat", []uint32{1}, "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				rec := p.last()
+				if rec.Model != "chat" || !strings.Contains(string(pk.Body), fmt.Sprintf(`"model":%q`, rec.Target)) {
+					t.Fatalf("asked for chat, sent %s, recorded %s for %s", pk.Body, rec.Target, rec.Model)
+				}
+				got[int(rec.Target[1]-'0')]++
+				bySeed[rec.Seed] = rec.Target
+				pk.End(picker.Served)
+			}
+			for i, n := range got {
+				if n < c.least[i] || n > c.top[i] {
+					t.Errorf("targets got %v requests, want between %v and %v", got, c.least, c.top)
+				}
+			}
+			for seed := uint64(1); seed <= 20; seed++ { // the seed alone says it
+				p.seed = seed - 1
+				target := bySeed[seed]
+				pk, err := p.completion("chat", []uint32{1}, "")
+				if err != nil || pk.Request.Target != target {
+					t.Fatalf("seed %d: %s and then %s, %v", seed, target, pk.Request.Target, err)
+				}
+				pk.End(picker.Served)
+			}
+		})
+	}
+}
+
+// TestSetNames: a request sees one whole map of models, before or after, while it is
+// replaced over and over; so none of its names is ever unknown.
+func TestSetNames(t *testing.T) {
+	p := newPool(t, decision.Defaults(), picker.Options{Log: slog.New(slog.DiscardHandler)}, "a")
+	p.unwatched = true
+	p.members["a"].Models([]epp.Model{{Name: "m1"}, {Name: "m2"}})
+	p.SetNames(picker.Names{Models: map[string]picker.ModelRule{"first": to("m1"), "second": to("m1")}})
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(done)
+		for i := range 2000 {
+			target := to([]string{"m1", "m2"}[i%2])
+			p.SetNames(picker.Names{Models: map[string]picker.ModelRule{"first": target, "second": target}})
+		}
+	})
+	for ended := false; !ended; {
+		select {
+		case <-done:
+			ended = true
+		default:
+		}
+		for _, name := range []string{"first", "second"} {
+			pk, err := p.completion(name, []uint32{1}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.End(picker.Served)
+		}
+	}
+	wg.Wait()
+	p.SetNames(picker.Names{})
+	if _, err := p.completion("first", []uint32{1}, ""); err == nil || epp.AsError(err).Reason != "model_unknown" {
+		t.Errorf("a name that no map has any more: %v", err)
+	}
+}
+
+// TestPriorityIsShedFirst: with every endpoint full, a request of a model below
+// priority 0 is refused with 429, and the others are placed as ever.
+func TestPriorityIsShedFirst(t *testing.T) {
+	settings := decision.Defaults()
+	settings.MaxQueue = 2
+	p := newPool(t, settings, picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{
+		"batch": {Targets: []picker.Target{{Name: "m"}}, Priority: -1}, "chat": to("m"),
+	}}}, "a", "b")
+	for _, m := range p.members {
+		m.Models([]epp.Model{{Name: "m"}})
+	}
+	for _, name := range []string{"batch", "chat"} {
+		pk, err := p.completion(name, []uint32{1}, "")
+		if err != nil {
+			t.Fatalf("%s in an idle pool: %v", name, err)
+		}
+		pk.End(picker.Served)
+	}
+	for _, m := range p.members {
+		m.Load(m.Begin(start), start, epp.Load{Waiting: epp.Known(5), Running: epp.Known(5)})
+	}
+	_, err := p.completion("batch", []uint32{1}, "")
+	if e := epp.AsError(err); e == nil || e.Kind.HTTPStatus() != http.StatusTooManyRequests || e.Reason != "shed" || p.last().Priority != -1 {
+		t.Errorf("batch in a full pool: %v", err)
+	}
+	pk, err := p.completion("chat", []uint32{1}, "")
+	if err != nil || !p.last().Degraded {
+		t.Fatalf("chat in a full pool: %v", err)
+	}
+	pk.End(picker.Served)
+}
+
+// TestCaseQ3ObjectiveOnlyLowers: a client's header names an objective that the operator
+// has made, or nothing. It makes its own request one that may be shed; it never raises
+// what the model's rule says.
+func TestCaseQ3ObjectiveOnlyLowers(t *testing.T) {
+	names := picker.Names{
+		Models:     map[string]picker.ModelRule{"batch": {Targets: []picker.Target{{Name: "m"}}, Priority: -1}, "chat": to("m"), "first": {Targets: []picker.Target{{Name: "m"}}, Priority: 2}},
+		Objectives: map[string]int{"premium": 10, "later": -5, "middle": 1},
+	}
+	p := newPool(t, decision.Defaults(), picker.Options{}, "a")
+	p.SetNames(names)
+	p.members["a"].Models([]epp.Model{{Name: "m"}})
+	for _, c := range []struct {
+		model, objective string
+		want             int
+	}{
+		{"chat", "", 0}, {"chat", "premium", 0}, {"chat", "later", -5}, {"chat", "nobody's", 0},
+		{"batch", "premium", -1}, {"batch", "later", -5}, {"first", "premium", 2}, {"first", "middle", 1}, {"first", "", 2},
+	} {
+		pk, err := p.Pick(t.Context(), picker.Incoming{
+			ID: picker.NewID(), Method: "POST", Path: "/v1/completions", Objective: c.objective, Body: fmt.Appendf(nil, `{"model":%q,"prompt":[1]}`, c.model),
+		})
+		if err != nil {
+			t.Fatalf("%s, %s: %v", c.model, c.objective, err)
+		}
+		if got := p.last().Priority; got != c.want {
+			t.Errorf("model %s, objective %q: priority %d, want %d", c.model, c.objective, got, c.want)
+		}
+		pk.End(picker.Served)
 	}
 }
 
@@ -464,20 +638,33 @@ func TestCaseI1(t *testing.T) {
 // decision, its line and one warning say so by the scorer's name, until the adapter
 // was sent there or the page tells of adapters.
 func TestCaseN2AdaptersUntold(t *testing.T) {
-	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a")
-	a := p.members["a"]
-	a.Models([]epp.Model{{Name: "base"}, {Name: "sql", Parent: "base"}, {Name: "chat", Parent: "base"}, {Name: "new", Parent: "base"}})
+	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}})
+	models := []epp.Model{{Name: "base"}, {Name: "sql", Parent: "base"}, {Name: "chat", Parent: "base"}, {Name: "new", Parent: "base"}}
+	var a *fleet.Member
+	joins := func(name string) {
+		if a != nil {
+			a.Leave()
+		}
+		a = p.fleet.Join(epp.Endpoint{Name: name, Address: "10.0.0.7:8000"})
+		a.Models(models)
+	}
 	for _, c := range []struct {
+		joins           string // in place of the one before
 		model           string
 		told            bool
 		warned, unknown bool
 	}{
-		{"base", false, false, false},
-		{"sql", false, true, true},
-		{"sql", false, false, false}, // it was sent there
-		{"chat", false, false, true}, // the warning comes once
-		{"new", true, false, false},
+		{"a", "base", false, false, false},
+		{"", "sql", false, true, true},
+		{"", "sql", false, false, false}, // it was sent there
+		{"", "chat", false, false, true}, // the warning comes once
+		{"b", "sql", false, true, true},  // of each endpoint
+		{"a", "sql", false, true, true},  // and of one that is back anew
+		{"", "new", true, false, false},
 	} {
+		if c.joins != "" {
+			joins(c.joins)
+		}
 		if c.told {
 			a.Load(a.Begin(p.now), p.now, epp.Load{Running: epp.Known(0), Waiting: epp.Known(0), MaxAdapters: 2})
 		}
@@ -488,7 +675,7 @@ func TestCaseN2AdaptersUntold(t *testing.T) {
 		}
 		pk.End(picker.Served)
 		rec, log := p.last(), p.log.String()
-		warned := strings.Contains(log, `"level":"WARN","msg":"no data for a scorer","scorer":"adapter","pod":"a"`)
+		warned := strings.Contains(log, `"level":"WARN","msg":"no data for a scorer","scorer":"adapter","pod":"`+rec.Candidates[0].Name+`"`)
 		unknown := rec.Candidates[0].Guessed(decision.AdapterFactor)
 		logged := regexp.MustCompile(`"noData":"[a-z,]*adapter"`).MatchString(log)
 		if warned != c.warned || unknown != c.unknown || logged != c.unknown {

@@ -9,8 +9,13 @@ import (
 // IDHeader carries the requestID, to the client and to the endpoint.
 const IDHeader = "x-epp-request-id"
 
+// ObjectiveHeader names one of the pool's objectives, which is a priority. Edges read
+// it and pass it on to nobody. Source: llm-d's router.
+const ObjectiveHeader = "x-llm-d-inference-objective"
+
 // controlHeaders steer pickers and engines: they name an address, a priority, a
-// tenant, a session or a rewrite. From a client they are worth nothing here.
+// tenant, a session or a rewrite. From a client they are worth nothing here, but for
+// an objective that the operator has made, which only ever lowers a priority.
 // Source: the headers of the endpoint-picker protocol and of llm-d's router.
 var controlHeaders = [...]string{
 	"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", epp.RankHeader, "x-kv-cache-source-host-port",

@@ -30,14 +30,6 @@ type Tokenizer interface {
 	Text(ctx context.Context, s string, dst []uint32) ([]uint32, error)
 }
 
-// ModelRule says what a name means that clients use.
-type ModelRule struct {
-	// Target is the name that endpoints know; empty: the same.
-	Target string
-	// Adapter is true where Target is a LoRA adapter.
-	Adapter bool
-}
-
 // Hooks are told what happens. A nil func is not called. They must not block,
 // and must not keep what they are given.
 type Hooks struct {
@@ -97,13 +89,8 @@ type Options struct {
 	Learn       bool
 	LearnTTL    time.Duration
 	LearnBlocks int
-	// Models are the names that the configuration gives a meaning. They win over
-	// what endpoints list. The rule of CatchAll holds for every name that neither
-	// knows, and for requests that name none.
-	Models map[string]ModelRule
-	// DefaultModel is the name that a request means which names no model. Empty:
-	// such a request is refused, unless there is a rule of CatchAll.
-	DefaultModel string
+	// Names are what names mean until SetNames.
+	Names Names
 	// MaxDecodedBytes bounds a compressed body once it is decoded, and
 	// MaxDecodedBytesTotal those of all requests in flight. 0:
 	// DefaultMaxDecodedBytes and DefaultMaxDecodedBytesTotal.
@@ -127,14 +114,12 @@ type Options struct {
 	Seed func() uint64
 }
 
-// CatchAll is the name of the rule for all names that are not known.
-const CatchAll = "*"
-
 // Picker decides for every request of one pool. Its methods may be called by
 // any number of goroutines.
 type Picker struct {
 	opt     Options
 	policy  atomic.Pointer[route.Policy]
+	names   atomic.Pointer[Names]
 	scratch sync.Pool // of *scratch
 	reader  *openai.Reader
 	decoder decoder
@@ -142,9 +127,6 @@ type Picker struct {
 	asker   *asker   // nil: no engine is asked
 	learned *learned // nil: nothing is learned from our own picks
 	recent  recent
-
-	// adaptersUntold is done when a pick had no data of adapters.
-	adaptersUntold sync.Once
 
 	// joinsParts and mergesSystem are what the template does, putsAround what the
 	// tokenizer does, found out once.
@@ -176,13 +158,17 @@ func New(opt Options) *Picker {
 	p.mergesSystem = sync.OnceValue(p.templateMergesSystem)
 	p.putsAround = sync.OnceValue(p.tokenizerPutsAround)
 	p.policy.Store(opt.Policy)
+	p.SetNames(opt.Names)
 	p.scratch.New = func() any { return new(scratch) }
-	p.logSources()
+	p.warnSources()
 	return p
 }
 
 // SetPolicy makes later decisions by policy; those under way end by the old one.
 func (p *Picker) SetPolicy(policy *route.Policy) { p.policy.Store(policy) }
+
+// Policy returns what decisions are made by now.
+func (p *Picker) Policy() *route.Policy { return p.policy.Load() }
 
 // Ring returns where the records are.
 func (p *Picker) Ring() *decision.Ring { return p.opt.Ring }
@@ -208,10 +194,7 @@ type scratch struct {
 // tokens may wait, until ctx ends and for Options.AskBudget in all at most, and
 // prompts of more than 256 KiB for each other.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
-	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight}
-	pk.Request = epp.Request{
-		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
-	}
+	pk := p.begin(&in)
 	err := pk.prepare(ctx, &in)
 	if err == nil {
 		err = pk.decide(ctx)
@@ -223,6 +206,23 @@ func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 		return nil, err
 	}
 	return pk, nil
+}
+
+// begin returns a pick of which nothing is known but what the edge says.
+func (p *Picker) begin(in *Incoming) *Pick {
+	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight, seed: p.opt.Seed()}
+	pk.Request = epp.Request{
+		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
+	}
+	return pk
+}
+
+// Gone records, as refused, a request whose client went away before its edge had the
+// whole body: there was nothing to decide.
+func (p *Picker) Gone(in Incoming) {
+	pk := p.begin(&in)
+	pk.refuse(epp.Errorf(epp.BadRequest, ClientGone.String(), "client went away before its body was whole"))
+	pk.free()
 }
 
 // prepare reads the body, resolves the model, and makes the prompt into block
@@ -243,7 +243,7 @@ func (pk *Pick) prepare(ctx context.Context, in *Incoming) error {
 		return err
 	}
 	pk.Request.Stream, pk.Request.Salt = body.Stream, body.Salt
-	if err := pk.resolve(body, err); err != nil {
+	if err := pk.resolve(body, in.Objective, err); err != nil {
 		return err
 	}
 	pk.encode(in, body, plain)
@@ -295,52 +295,6 @@ func cut(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
-// resolve finds what the asked model's name means: the configuration wins over
-// what endpoints list, a name that both don't know is an error, and as long as
-// not every endpoint has shown its list a name may be a base model's all the
-// same. missing is the error of a body that names no model, or nil.
-func (pk *Pick) resolve(body *openai.Body, missing error) error {
-	p, r := pk.owner, &pk.Request
-	name := body.Model
-	if name == "" {
-		name = cmp.Or(p.opt.DefaultModel, p.opt.Models[CatchAll].Target)
-	}
-	if name == "" {
-		if missing != nil && needsModel(body.Form) {
-			return missing
-		}
-		return nil
-	}
-	rule, configured := p.opt.Models[name]
-	target := cmp.Or(rule.Target, name)
-	m, found, complete := p.opt.Fleet.Model(target)
-	if catchAll, ok := p.opt.Models[CatchAll]; ok && !configured && !found && complete {
-		rule, target = catchAll, cmp.Or(catchAll.Target, name)
-		m, found, complete = p.opt.Fleet.Model(target)
-	}
-	if !found && complete || len(name) > maxModel {
-		e := epp.Errorf(epp.NotFound, "model_unknown", "model %.80q does not exist: GET /v1/models lists those that do", name)
-		e.Param = "model"
-		r.Model = strings.Clone(cut(name, maxModel))
-		return e
-	}
-	// The body's own strings hold the whole body in memory, and a record outlives
-	// it by far.
-	if m.Name == target {
-		target = m.Name
-	} else {
-		target = strings.Clone(target)
-	}
-	r.Model, r.Target = target, target
-	if name != target {
-		r.Model = strings.Clone(name)
-	}
-	if rule.Adapter || m.Parent != "" {
-		r.Adapter = target
-	}
-	return nil
-}
-
 // decide matches, picks and books, and records it.
 func (pk *Pick) decide(ctx context.Context) error {
 	p, r, s := pk.owner, &pk.Request, pk.s
@@ -349,7 +303,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 	pk.matchAll()
 	rec := p.opt.Ring.New()
 	pk.describe(rec)
-	now, seed := p.opt.Now(), p.opt.Seed()
+	now := p.opt.Now()
 	rec.Timings.Match += now.Sub(began)
 	in := route.Input{Request: r, Match: s.match, BlockedTokens: rec.BlockedTokens, Predict: p.opt.Predict, Now: now}
 	var err error
@@ -359,7 +313,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 			pk.trust(v)
 		}
 		var i int
-		if i, err = policy.Pick(&in, seed, pk.tried, rec); err != nil {
+		if i, err = policy.Pick(&in, pk.seed, pk.tried, rec); err != nil {
 			return -1, 0
 		}
 		pk.Endpoint = v.Endpoints[i]
@@ -380,6 +334,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 		return err
 	}
 	pk.booking = booking
+	pk.warnAdapters(rec)
 	pk.remember(now, &rec.Candidates[rec.Chosen])
 	if pk.sight != SeesAll || !r.Stream { // a whole answer does not tell when its first token came
 		booking.ReleaseTokensByRate(now)
@@ -391,7 +346,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 func (pk *Pick) describe(rec *decision.Record) {
 	r := &pk.Request
 	rec.RequestID, rec.ClientID, rec.Path = r.ID, r.ClientID, r.Path
-	rec.Model, rec.Target, rec.Adapter = r.Model, r.Target, r.Adapter
+	rec.Model, rec.Target, rec.Adapter, rec.Priority = r.Model, r.Target, r.Adapter, r.Priority
 	rec.PromptTokens, rec.TokenSource, rec.TokenNote = len(pk.promptTokens), r.TokenSource, pk.tokenNote
 	rec.Timings, rec.Attempt, rec.Sight = pk.timings, pk.attempt+1, pk.sight.String()
 	if len(pk.s.sizes) > 0 {
@@ -403,7 +358,6 @@ func (pk *Pick) describe(rec *decision.Record) {
 // finishRecord logs the record, shows it to the hooks and puts it into the ring.
 func (pk *Pick) finishRecord(ctx context.Context, rec *decision.Record) {
 	logDecision(ctx, pk.owner.opt.Log, rec)
-	pk.owner.logAdapters(rec)
 	pk.logTrace(ctx, pk.owner.opt.Log, rec)
 	if f := pk.owner.opt.Hooks.Decided; f != nil {
 		f(rec, pk.chainOf())

@@ -243,7 +243,7 @@ func TestWholeAnswerTeachesNoFirstToken(t *testing.T) {
 // TestSaltAndAdapterShareNothing: the same tokens under a salt or an adapter are
 // another prompt.
 func TestSaltAndAdapterShareNothing(t *testing.T) {
-	p := newPool(t, decision.Defaults(), picker.Options{Models: map[string]picker.ModelRule{"billing": {Target: "billing-lora-v3", Adapter: true}}}, "a")
+	p := newPool(t, decision.Defaults(), picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{"billing": {Targets: []picker.Target{{Name: "billing-lora-v3", Adapter: true}}}}}}, "a")
 	p.members["a"].Models([]epp.Model{{Name: "m"}, {Name: "billing-lora-v3", Parent: "m"}})
 	tokens := count(1, 64)
 	events := stored(tokens, 16)
@@ -275,7 +275,7 @@ func TestSaltAndAdapterShareNothing(t *testing.T) {
 
 // TestOnlyTheModelsNameIsReplaced: byte for byte the rest is what came.
 func TestOnlyTheModelsNameIsReplaced(t *testing.T) {
-	p := newPool(t, decision.Defaults(), picker.Options{Models: map[string]picker.ModelRule{"support": {Target: "billing-lora-v3", Adapter: true}}}, "a")
+	p := newPool(t, decision.Defaults(), picker.Options{Names: picker.Names{Models: map[string]picker.ModelRule{"support": {Targets: []picker.Target{{Name: "billing-lora-v3", Adapter: true}}}}}}, "a")
 	body := `{ "seed":1.0e3,"model" : "support", "prompt":[1,2,3],"x":{"model":"support"}}`
 	pk, err := p.Pick(context.Background(), picker.Incoming{ID: "1", Method: "POST", Path: "/v1/completions", Body: []byte(body)})
 	if err != nil {

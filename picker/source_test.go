@@ -64,7 +64,7 @@ func TestEngineTokens(t *testing.T) {
 	}
 	tokens, _ := epptest.ByteTokenizer{}.ChatTokens([]byte(askedChat))
 	for name, tok := range map[string]picker.Tokenizer{"no tokenizer": nil, "not renderable": blind{}} {
-		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: tok, AskEngine: ask, AskBudget: time.Minute, Models: map[string]picker.ModelRule{"alias": {Target: "tiny"}}}, "a")
+		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: tok, AskEngine: ask, AskBudget: time.Minute, Names: picker.Names{Models: map[string]picker.ModelRule{"alias": {Targets: []picker.Target{{Name: "tiny"}}}}}}, "a")
 		p.members["a"].Apply(start, stored(tokens, 16))
 		asked.Store(0)
 		for i, c := range []struct{ path, body string }{

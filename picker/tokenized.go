@@ -24,10 +24,10 @@ type Tokenized struct {
 // PickTokenized is [Picker.Pick] from after the tokenizer on. The Pick has no body
 // to send, and asks for a stream; all else of it is the same.
 func (p *Picker) PickTokenized(ctx context.Context, in Tokenized) (*Pick, error) {
-	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch)}
+	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), seed: p.opt.Seed()}
 	pk.Request = epp.Request{ID: in.ID, Path: tokenizedPath, Received: p.opt.Now(), Priority: in.Priority, Stream: true}
 	pk.s.tokens, pk.s.prompts = pk.s.tokens[:0], pk.s.prompts[:0]
-	err := pk.resolve(&openai.Body{Form: openai.Completions, Model: strings.Clone(in.Model)}, nil)
+	err := pk.resolve(&openai.Body{Form: openai.Completions, Model: strings.Clone(in.Model)}, "", nil)
 	if err != nil {
 		pk.refuse(err)
 	} else {

@@ -206,7 +206,7 @@ func (c *Client) tell(ctx context.Context, s clientStream, first *wire.Order) er
 	}()
 	key := block.Key(first.Key)
 	c.Source.Open(key)
-	every := min(max(time.Duration(first.IntervalMs)*time.Millisecond, minInterval), maxInterval)
+	every := pause(first)
 	pulse := time.NewTimer(every)
 	defer pulse.Stop()
 	number := uint64(1)
@@ -234,11 +234,19 @@ func (c *Client) tell(ctx context.Context, s clientStream, first *wire.Order) er
 			if o.Snapshot {
 				c.Source.Open(key)
 			}
-			more = o.Snapshot
+			more = o.Snapshot || pause(o) < every // what is due by the shorter pause
+			every = pause(o)
+			pulse.Reset(every)
 		case <-c.Source.Changed():
 			more = true
 		case <-pulse.C:
 			more = true
 		}
 	}
+}
+
+// pause is the longest one between two reports that a picker's order asks for, within
+// our bounds.
+func pause(o *wire.Order) time.Duration {
+	return min(max(time.Duration(o.IntervalMs)*time.Millisecond, minInterval), maxInterval)
 }

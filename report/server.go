@@ -51,8 +51,9 @@ type Options struct {
 	Open func(h Opening) (Feed, error)
 	// Key is what blocks are hashed under.
 	Key block.Key
-	// Interval is the longest pause between two reports. Default DefaultInterval.
-	Interval time.Duration
+	// Interval is the longest pause between two reports, and may change: an open
+	// stream's agent is told after its next report. Nil: DefaultInterval.
+	Interval func() time.Duration
 
 	// TLS is the server's side of it; nil: none.
 	TLS *tls.Config
@@ -108,8 +109,8 @@ type session struct {
 
 // NewServer returns a server. It listens when Serve is called.
 func NewServer(o Options) *Server {
-	if o.Interval <= 0 {
-		o.Interval = DefaultInterval
+	if o.Interval == nil {
+		o.Interval = func() time.Duration { return DefaultInterval }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -319,7 +320,7 @@ func receive(stream serverStream) (<-chan *wire.Report, <-chan error) {
 // take gives an open stream's reports to its feed until it ends, and returns when
 // it last said anything and why it ended.
 func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *session, reports <-chan *wire.Report, broken <-chan error) (last time.Time, why error) {
-	t := &intake{feed: *feed, interval: s.opt.Interval, probes: hello.Probes}
+	t := &intake{feed: *feed, interval: s.opt.Interval(), probes: hello.Probes}
 	if !hello.Readings {
 		t.feed.Readings, t.feed.Models = nil, nil
 	}
@@ -334,8 +335,8 @@ func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *se
 		}
 	}()
 	orders := sender(stream)
-	orders <- &wire.Order{Key: uint64(s.opt.Key), IntervalMs: uint32(s.opt.Interval.Milliseconds())}
-	silence := time.NewTimer(Silent * s.opt.Interval)
+	orders <- s.order(t, false)
+	silence := time.NewTimer(Silent * t.interval)
 	defer silence.Stop()
 	for {
 		select {
@@ -346,15 +347,15 @@ func (s *Server) take(stream serverStream, feed *Feed, hello *wire.Hello, me *se
 		case <-me.replaced:
 			return last, status.Error(codes.Aborted, "another stream speaks for the endpoint now")
 		case <-silence.C:
-			return last, status.Errorf(codes.DeadlineExceeded, "silent for %v", Silent*s.opt.Interval)
+			return last, status.Errorf(codes.DeadlineExceeded, "silent for %v", Silent*t.interval)
 		case err := <-broken:
 			return last, ended(err)
 		case r := <-reports:
 			last = s.opt.Now()
-			silence.Reset(Silent * s.opt.Interval)
 			if err := s.one(t, last, r, orders); err != nil {
 				return last, err
 			}
+			silence.Reset(Silent * t.interval)
 		}
 	}
 }
@@ -378,7 +379,12 @@ func sender(stream serverStream) chan<- *wire.Order {
 	return orders
 }
 
-// one takes one report, and orders a snapshot where that is due.
+// order is what the agent of an open stream is told.
+func (s *Server) order(t *intake, snapshot bool) *wire.Order {
+	return &wire.Order{Key: uint64(s.opt.Key), IntervalMs: uint32(t.interval.Milliseconds()), Snapshot: snapshot}
+}
+
+// one takes one report, and orders a snapshot where that is due, or another interval.
 func (s *Server) one(t *intake, now time.Time, r *wire.Report, orders chan<- *wire.Order) error {
 	snapshot, late, missed, err := t.take(now, r)
 	if err != nil {
@@ -393,10 +399,13 @@ func (s *Server) one(t *intake, now time.Time, r *wire.Report, orders chan<- *wi
 	if f := s.opt.Hooks.Missed; f != nil && missed > 0 {
 		f(missed)
 	}
-	if snapshot {
+	former := t.interval
+	t.interval = s.opt.Interval()
+	if snapshot || t.interval != former {
 		select {
-		case orders <- &wire.Order{Key: uint64(s.opt.Key), IntervalMs: uint32(s.opt.Interval.Milliseconds()), Snapshot: true}:
+		case orders <- s.order(t, snapshot):
 		default: // another is on its way
+			t.interval = former
 		}
 	}
 	return nil

@@ -271,7 +271,7 @@ func (p *Policy) saturated(rec *decision.Record) *epp.Error {
 	}
 	switch {
 	case len(rec.Candidates) == 0:
-		return epp.Errorf(epp.Unavailable, "pool_empty", "no endpoint: the pool is empty")
+		return epp.Errorf(epp.Unavailable, "pool_empty", "0 endpoints matched: the pool is empty")
 	case reasons[decision.Queue] == 0:
 		return unavailable(len(rec.Candidates), &reasons)
 	case rec.Priority < 0:

@@ -27,7 +27,7 @@ func newProduct(w *world, settings *decision.Settings) (*product, error) {
 	}
 	return &product{w, picker.New(picker.Options{
 		Fleet: w.fleet, Index: w.index, Policy: policy, Key: w.key,
-		DefaultModel: baseModel, Ring: decision.NewRing(ringBytes),
+		Names: picker.Names{Default: baseModel}, Ring: decision.NewRing(ringBytes),
 		Predict: w.cfg.Decided != nil, Hooks: picker.Hooks{Decided: w.cfg.Decided, Ended: w.cfg.Ended},
 		Now: w.now, Seed: w.rand.Uint64,
 	})}, nil

@@ -152,6 +152,39 @@ func reports(t *testing.T) func(c *config.Config) {
 	}
 }
 
+// TestAgentFollowsReplacedEndpoint: an endpoint whose agent reports is replaced under its
+// address: the agent speaks for the new one, blocks and all, and the interval that is
+// asked of it may change.
+func TestAgentFollowsReplacedEndpoint(t *testing.T) {
+	take := reports(t)
+	r := newRig(t, options{engines: 2, config: func(c *config.Config, _ []*epptest.Engine) {
+		take(c)
+		c.Timeouts.Drain.Duration = 100 * time.Millisecond
+	}})
+	r.must([]message{user(words(1, 200))}, 4)
+	defer r.agentOf(r.engine("A").Address(), agentFlags{})()
+	speaks := func() bool { a := r.state("A"); return a.Signals.Agent && !a.Signals.Incomplete }
+	r.until("the agent reports", speaks)
+	for i := range 5 {
+		former := r.state("A").Endpoint.Generation
+		r.sys.setEndpoints(entries(r.engines, fmt.Sprint("uid-", i)))
+		if now := r.state("A").Endpoint.Generation; now == former {
+			t.Fatal("A was not replaced")
+		}
+		r.until("the agent speaks for the new one", speaks)
+		r.until("B is known", r.sys.settled)
+		r.caughtUp()
+	}
+	cfg := *r.sys.live.Load()
+	cfg.Reports.PodReportIntervalMs = 100
+	if err := r.sys.apply(&cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.must([]message{user(words(2, 200))}, 4)
+	r.caughtUp()
+	r.atRest()
+}
+
 // TestAgentProbes: the engine answers its page and no request. The agent's probes
 // tell, and nothing else does; while they come the picker makes none. When the
 // agent has gone, so has what its probes said.

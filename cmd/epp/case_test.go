@@ -652,7 +652,7 @@ func (r *rig) stale(name string) {
 	defer tick.Stop()
 	for {
 		sig := r.state(name).Signals
-		if _, _, stale := r.sys.policy.Seen(&sig, time.Now()); stale {
+		if _, _, stale := r.sys.picker.Policy().Seen(&sig, time.Now()); stale {
 			return
 		}
 		select {

@@ -24,45 +24,56 @@ const (
 	askAgain = 2 * time.Second
 	// maxRanks bounds the data-parallel ranks behind one address.
 	maxRanks = 64
+	// silentAfter is how long an endpoint may be without KV events before that is said.
+	silentAfter = time.Minute
 )
 
-// follower writes what one configured endpoint says of itself: its pages, its
+// follower writes what one endpoint of the pool says of itself: its pages, its
 // probes and its events. It is one endpoint of the fleet, or as many as the engine
 // says that it has data-parallel ranks.
 type follower struct {
-	s     *system
-	e     config.Endpoint
-	log   *slog.Logger
-	sinks []*sink   // by rank
-	from  []*source // of each
+	s       *system
+	e       entry
+	log     *slog.Logger
+	cancel  context.CancelFunc // ends run
+	contact *contact
+	left    chan struct{} // closed when it has left the fleet
+	sinks   []*sink       // by rank
+	from    []*source     // of each
 	// lost is told that the engine may have restarted: its sources are asked anew.
 	lost chan struct{}
 }
 
-// newFollower returns a follower, and lets the endpoint join the fleet.
-func newFollower(s *system, e config.Endpoint) *follower {
-	f := &follower{s: s, e: e, log: s.log.With("pod", e.Name), lost: make(chan struct{}, 1)}
-	f.join(1, &contact{})
+// newFollower returns a follower, and lets the endpoint join the fleet. cancel ends
+// what run is called with.
+func newFollower(s *system, e entry, cancel context.CancelFunc, c *contact) *follower {
+	f := &follower{
+		s: s, e: e, log: s.log.With("pod", e.Name), cancel: cancel, contact: c,
+		left: make(chan struct{}), lost: make(chan struct{}, 1),
+	}
+	f.join(1)
 	return f
 }
 
 // join makes the endpoint that many of the fleet.
-func (f *follower) join(ranks int, first *contact) {
+func (f *follower) join(ranks int) {
+	f.s.joined.Add(int64(ranks))
 	for r := range ranks {
-		e, log := epp.Endpoint{Name: f.e.Name, Address: f.e.Address}, f.log
+		e, log := epp.Endpoint{Name: f.e.Name, Address: f.e.Address, UID: f.e.UID, Labels: f.e.Labels}, f.log
 		if ranks > 1 {
 			e.Rank = strconv.Itoa(r)
 			e.Name += "-rank-" + e.Rank
 			log = f.s.log.With("pod", e.Name)
 		}
-		k := &sink{Member: f.s.fleet.Join(e), s: f.s, log: log, first: first}
+		k := &sink{Member: f.s.fleet.Join(e), s: f.s, log: log, contact: f.contact}
 		f.sinks = append(f.sinks, k)
-		f.from = append(f.from, &source{sink: k, left: make(chan struct{}), interval: f.s.cfg.ReportInterval(), ranks: ranks, dcgm: dcgm(f.e) != ""})
+		f.from = append(f.from, &source{sink: k, left: make(chan struct{}), ranks: ranks, dcgm: dcgm(f.e.Endpoint) != ""})
 	}
 	f.s.sources.Store(f.e.Address, f.from[0])
 }
 
-// run follows the endpoint until ctx ends. Then it leaves the fleet.
+// run follows the endpoint until ctx ends. Then it leaves the fleet, at once, and
+// what read it ends.
 func (f *follower) run(ctx context.Context) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
@@ -70,13 +81,21 @@ func (f *follower) run(ctx context.Context) {
 	asking.Go(func() { f.ask(ctx, told) })
 	read := f.start(ctx, f.read)
 	hear, heard := func() {}, false
+	silence := time.NewTimer(silentAfter)
+	defer silence.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			f.leave(f.from)
+			f.contact.gone()
+			close(f.left)
 			hear()
 			read()
-			f.leave(f.from)
 			return
+		case <-silence.C:
+			for _, k := range f.sinks {
+				k.warnSilent()
+			}
 		case sources := <-told:
 			hear()
 			switch n := max(1, len(sources)); {
@@ -85,8 +104,10 @@ func (f *follower) run(ctx context.Context) {
 				read()
 				former := f.from
 				f.sinks, f.from = nil, nil
-				f.join(n, former[0].sink.first)
+				f.join(n)
 				f.leave(former)
+				f.s.renew()
+				silence.Reset(silentAfter)
 				read = f.start(ctx, f.read)
 			case heard: // another source is another cache
 				for _, src := range f.from {
@@ -123,6 +144,7 @@ func (f *follower) start(ctx context.Context, what func(ctx context.Context, ran
 
 // leave takes endpoints out of the fleet.
 func (f *follower) leave(from []*source) {
+	f.s.joined.Add(-int64(len(from)))
 	for _, src := range from {
 		f.s.sources.CompareAndDelete(f.e.Address, src)
 		close(src.left)
@@ -134,7 +156,7 @@ func (f *follower) leave(from []*source) {
 func (f *follower) read(ctx context.Context, rank int) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	s, k, e := f.s, f.sinks[rank], f.e
+	s, k, e := f.s, f.sinks[rank], f.e.Endpoint
 	name := k.Endpoint().Rank
 	if s.probers != nil {
 		wg.Go(func() {

@@ -42,7 +42,7 @@ func TestCaseM5ReadyAfterTheFirstSync(t *testing.T) {
 		}
 		return resp.Status.String()
 	}
-	r.until("both were tried", func() bool { return r.sys.untried.Load() == 0 })
+	r.until("both were tried", func() bool { untried, _ := r.sys.roster.ready.state(); return untried == 0 })
 	if got := status("readiness"); got != "NOT_SERVING" {
 		t.Errorf("readiness %s with a pool that was never reached", got)
 	}
@@ -52,7 +52,7 @@ func TestCaseM5ReadyAfterTheFirstSync(t *testing.T) {
 	if err := r.engines[0].Restart(); err != nil {
 		t.Fatal(err)
 	}
-	r.until("an endpoint was reached", func() bool { return r.sys.reached.Load() > 0 })
+	r.until("an endpoint was reached", r.sys.roster.ready.is.Load)
 	for _, service := range []string{"readiness", "", "envoy.service.ext_proc.v3.ExternalProcessor"} {
 		if got := status(service); got != "SERVING" {
 			t.Errorf("%q: %s after the first sync", service, got)

@@ -382,21 +382,13 @@ func user(text string) message { return message{"user", text} }
 // all of the given texts.
 func (r *rig) metric(name string, texts ...string) float64 {
 	r.t.Helper()
-	resp, err := r.client.Get(r.page + "/metrics")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if !strings.Contains(string(page), "# TYPE "+name+" ") && len(texts) == 0 {
+	page := r.metricsPage()
+	if !strings.Contains(page, "# TYPE "+name+" ") && len(texts) == 0 {
 		r.t.Errorf("no metric %s on the page", name)
 	}
 	sum := 0.0
 lines:
-	for _, line := range strings.Split(string(page), "\n") {
+	for _, line := range strings.Split(page, "\n") {
 		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
 			continue
 		}
@@ -412,6 +404,20 @@ lines:
 		sum += v
 	}
 	return sum
+}
+
+func (r *rig) metricsPage() string {
+	r.t.Helper()
+	resp, err := r.client.Get(r.page + "/metrics")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(page)
 }
 
 // even fails unless each of the named endpoints has between half and 1.6 times

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,12 +22,16 @@ import (
 
 func serveCommand() *cobra.Command {
 	var file string
+	var pool poolFlags
 	cmd := &cobra.Command{
-		Use:   "serve --config FILE",
+		Use:   "serve {--config FILE | --pool NAMESPACE/NAME}",
 		Short: "Run the picker as an OpenAI-compatible proxy in front of the pool",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := readConfig(file)
+			if file == "" && pool.pool == "" {
+				return errors.New("--config or --pool is needed: a file of settings, or an InferencePool on Kubernetes")
+			}
+			cfg, err := readConfigWith(file, pool.set)
 			if err != nil {
 				return err
 			}
@@ -48,18 +53,28 @@ func serveCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "", "the configuration, a YAML file")
-	_ = cmd.MarkFlagRequired("config")
+	cmd.Flags().StringVar(&file, "config", "", "the configuration, a YAML file (default: every setting's own)")
+	cmd.Flags().StringVar(&pool.pool, "pool", "", "NAMESPACE/NAME of the InferencePool on Kubernetes to serve, in place of kubernetes.pool")
+	cmd.Flags().StringVar(&pool.kubeconfig, "kubeconfig", "", "how the API server is reached, in place of kubernetes.kubeconfig (default: as a pod)")
 	return cmd
 }
 
 // readConfig reads a file of settings.
 func readConfig(file string) (*config.Config, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
+	return readConfigWith(file, func(*config.Config) {})
+}
+
+// readConfigWith reads a file of settings, none where it has no name, and sets over it
+// what flags say.
+func readConfigWith(file string, set func(*config.Config)) (*config.Config, error) {
+	var data []byte
+	if file != "" {
+		var err error
+		if data, err = os.ReadFile(file); err != nil {
+			return nil, err
+		}
 	}
-	return config.Parse(file, data)
+	return config.ParseWith(cmp.Or(file, "settings"), data, set)
 }
 
 // readSettings is what decisions read of the file that --config names.
@@ -71,7 +86,7 @@ func readSettings(file string) (*decision.Settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cfg.Settings(staleAfter(cfg)), nil
+	return cfg.Settings(staleAfter(len(cfg.Pool.Endpoints))), nil
 }
 
 // loadTokenizer reads the model's files: two that it must have, and two that some

@@ -18,12 +18,11 @@ import (
 // source is where one endpoint's state comes from: its own agent while that
 // reports, else we read its page and its events ourselves.
 type source struct {
-	sink     *sink
-	interval time.Duration
-	page     part
-	events   part
-	probes   part
-	left     chan struct{} // closed when the endpoint leaves
+	sink   *sink
+	page   part
+	events part
+	probes part
+	left   chan struct{} // closed when the endpoint leaves
 	// ranks is how many endpoints are behind the address; an agent reports for one.
 	ranks int
 	// dcgm is true where we read the GPUs of a DCGM exporter: it knows XIDs, which
@@ -136,11 +135,12 @@ func (s *system) open(o report.Opening) (report.Feed, error) {
 			if o.Probes {
 				src.sink.Unprobed(time.Now())
 			}
+			silent := last.Add(report.Silent * s.reportInterval())
 			if !src.dcgm {
-				src.sink.GPUUntil(time.Now(), last.Add(report.Silent*src.interval))
+				src.sink.GPUUntil(time.Now(), silent)
 			}
 			for _, t := range src.parts(o) {
-				t.give(last.Add(report.Silent * src.interval))
+				t.give(silent)
 			}
 			s.watch.changed()
 		},
@@ -184,7 +184,7 @@ func (s *system) newReports(key block.Key, log *slog.Logger) (*report.Server, er
 		return nil, nil
 	}
 	o := report.Options{
-		Open: s.open, Key: key, Interval: c.ReportInterval(), AnyHost: c.Reports.AnyHost, Logger: log,
+		Open: s.open, Key: key, Interval: s.reportInterval, AnyHost: c.Reports.AnyHost, Logger: log,
 		Hooks: report.Hooks{
 			Report: func(late bool) {
 				if late {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -102,9 +103,10 @@ func TestOwnPicksAlone(t *testing.T) {
 	if n := r.metric("epp_own_blocks"); n < 10 {
 		t.Errorf("%v blocks learned", n)
 	}
-	warned := map[string]bool{}
-	for range 2 {
-		r.sys.warnSilent(warned)
+	for range 2 { // once for each, whoever asks how often
+		for _, f := range r.sys.roster.running {
+			f.sinks[0].warnSilent()
+		}
 	}
 	if n := len(r.log.find("no data for a scorer", "")); n != 3 {
 		t.Errorf("%d warnings for 3 silent endpoints", n)
@@ -133,6 +135,52 @@ func TestUnknownNames(t *testing.T) {
 			t.Error("* is listed")
 		}
 	}
+}
+
+// TestTargets: a name with several targets is listed as one model, the engines are asked
+// for its targets in the parts that their weights say, adapters as such, and "**" takes
+// every other name there.
+func TestTargets(t *testing.T) {
+	nine, one, none := 9, 1, 0
+	r := newRig(t, options{engines: 1, engine: func(_ int, c *epptest.EngineConfig) { c.Adapters = []string{"tuned", "unused"} },
+		config: func(c *config.Config, _ []*epptest.Engine) {
+			c.Models = []config.Model{
+				{Name: "chat", Targets: []config.Target{{Name: "tiny", Weight: &nine}, {Name: "tuned", Weight: &one, Adapter: true}, {Name: "unused", Weight: &none}}},
+				{Name: "gone", Targets: []config.Target{{Name: "unheard-of"}}},
+				{Name: config.Unnamed, Target: "tuned"},
+			}
+		}})
+	listed := ""
+	for _, m := range r.sys.models() {
+		listed += m.Name + " "
+	}
+	if !strings.Contains(listed, "chat ") || strings.Contains(listed, "gone ") || strings.Contains(listed, "*") {
+		t.Errorf("listed are %s", listed)
+	}
+	got := map[string]int{}
+	for range 200 {
+		p := r.must([]message{user("hello")}, 1, "model", `"chat"`)
+		rec := r.record(p)
+		if (rec.Target == "tuned") != (rec.Adapter == "tuned") || rec.Model != "chat" {
+			t.Fatalf("asked for chat: model %s, target %s, adapter %q", rec.Model, rec.Target, rec.Adapter)
+		}
+		got[rec.Target]++
+	}
+	sent := map[string]int{}
+	for _, q := range r.engines[0].Received() {
+		var body struct{ Model string }
+		if err := json.Unmarshal(q.Body, &body); err != nil {
+			t.Fatal(err)
+		}
+		sent[body.Model]++
+	}
+	if got["tuned"] < 5 || got["tuned"] > 45 || got["tiny"]+got["tuned"] != 200 || !maps.Equal(got, sent) {
+		t.Errorf("of 200 requests %v were decided and %v sent, want about 180 and 20", got, sent)
+	}
+	if p := r.must([]message{user("hello")}, 1); r.record(p).Target != "tuned" {
+		t.Errorf("a name without a rule went to %s, though ** stands for it", r.record(p).Target)
+	}
+	r.atRest()
 }
 
 // TestTokenizerFiles: files that are no JSON stop the start. Files of a kind that

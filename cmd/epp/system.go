@@ -19,6 +19,7 @@ import (
 	"epp.internal/epp/block"
 	"epp.internal/epp/config"
 	"epp.internal/epp/decision"
+	"epp.internal/epp/discover/kube"
 	"epp.internal/epp/extproc"
 	"epp.internal/epp/fleet"
 	"epp.internal/epp/kvindex"
@@ -33,12 +34,12 @@ import (
 
 // system is a whole picker: the core, and the edges around it.
 type system struct {
-	cfg     *config.Config
+	cfg     *config.Config                // as at the start: what cannot change is read here
+	live    atomic.Pointer[config.Config] // with the changes since: what can
 	log     *slog.Logger
 	watch   watch
 	index   *kvindex.Index
 	fleet   *fleet.Table
-	policy  *route.Policy
 	picker  *picker.Picker
 	metrics *metrics.Metrics
 	proxy   *proxy.Proxy
@@ -50,11 +51,12 @@ type system struct {
 	ring    *decision.Ring
 	journal *journal // nil where none is kept, and before run
 	sources sync.Map // by address: the *source of each endpoint of the pool
+	roster  *roster
+	kube    *kube.Options // nil: the pool is the configuration's
+	joined  atomic.Int64  // endpoints of the fleet, each rank one
 
-	// untried counts the endpoints whose page was not asked for yet, reached those
-	// that took the question: the picker is ready when all were tried and one was
-	// reached, so that a dead endpoint, or one without a page, holds nothing up.
-	untried, reached atomic.Int64
+	applying sync.Mutex // held for a whole change of settings
+	renewing sync.Mutex // held while the policy changes
 }
 
 // watch sees what happens beside the metrics. A nil func is not called.
@@ -78,8 +80,14 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 			return nil, fmt.Errorf("tls.cert, tls.key: %w", err)
 		}
 	}
+	s.live.Store(cfg)
+	s.roster = newRoster(s)
 	var err error
-	if s.policy, err = route.New(cfg.Settings(staleAfter(cfg))); err != nil {
+	if s.kube, err = s.newKubeOptions(); err != nil {
+		return nil, err
+	}
+	policy, err := route.New(cfg.Settings(staleAfter(len(cfg.Pool.Endpoints))))
+	if err != nil {
 		return nil, err
 	}
 	key := block.Key(rand.Uint64())
@@ -91,10 +99,10 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		ask = nil
 	}
 	s.picker = picker.New(picker.Options{
-		Fleet: s.fleet, Index: s.index, Policy: s.policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
+		Fleet: s.fleet, Index: s.index, Policy: policy, Key: key, Tokenizer: tok, AskEngine: ask, AskBudget: cfg.Tokenizer.AskBudget.Duration,
 		MaxPromptBytes: int(cfg.Limits.PromptBytes),
 		Learn:          cfg.Cache.Source != config.CacheEvents, LearnTTL: cfg.Cache.OwnTTL.Duration, LearnBlocks: cfg.Limits.OwnBlocks,
-		Models: rules(cfg), DefaultModel: cfg.DefaultModel, Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log, Predict: cfg.Log.Decisions != "",
+		Names: names(cfg), Fallbacks: cfg.Fallbacks, Ring: s.ring, Log: log, Predict: cfg.Log.Decisions != "",
 		MaxDecodedBytes: int(cfg.Limits.BodyBytes), MaxDecodedBytesTotal: int(cfg.Limits.BodiesBytes), ForwardEncoded: cfg.ForwardEncoded,
 		Hooks: picker.Hooks{
 			Decided: func(rec *decision.Record, chain []uint64) {
@@ -115,7 +123,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		return nil, err
 	}
 	s.proxy = proxy.New(proxy.Options{
-		Pick: proxy.By(s.picker), Models: s.models, Logger: log,
+		Pick: proxy.By(s.picker), Gone: s.picker.Gone, Models: s.models, Logger: log,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), MaxHeaderBytes: int(cfg.Limits.HeaderBytes),
 		EngineTimeout: cfg.Timeouts.Answer.Duration, DrainTime: cfg.Timeouts.Drain.Duration,
 		Hooks: proxy.Hooks{
@@ -125,9 +133,8 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 			CutOff:      func(o picker.Outcome) { s.metrics.CutOff(o.String()) },
 		},
 	})
-	s.untried.Store(int64(len(cfg.Pool.Endpoints)))
 	s.extproc = extproc.NewServer(extproc.Options{
-		Pick: extproc.By(s.picker), Ready: func() bool { return s.untried.Load() <= 0 && s.reached.Load() > 0 }, Logger: log,
+		Pick: extproc.By(s.picker), Gone: s.picker.Gone, Ready: s.roster.ready.is.Load, Logger: log,
 		Insecure: cfg.TLS.Insecure, CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), DrainTime: cfg.Timeouts.Drain.Duration,
 		Hooks: extproc.Hooks{Ended: func(e extproc.StreamEnd) {
@@ -156,31 +163,42 @@ func (s *system) newReaders() {
 	}
 }
 
-// staleAfter is the age from which a reading is too old to trust: three
-// intervals, and 2 s at least.
-func staleAfter(cfg *config.Config) time.Duration {
-	return max(2*time.Second, 3*scrape.Interval(len(cfg.Pool.Endpoints)))
+// staleAfter is the age from which a reading of so many endpoints is too old to
+// trust: three intervals, and 2 s at least.
+func staleAfter(endpoints int) time.Duration {
+	return max(2*time.Second, 3*scrape.Interval(endpoints))
 }
 
-func rules(cfg *config.Config) map[string]picker.ModelRule {
-	m := map[string]picker.ModelRule{}
-	for _, r := range cfg.Models {
-		m[r.Name] = picker.ModelRule{Target: r.Target, Adapter: r.Adapter}
+// names are what names mean in requests.
+func names(cfg *config.Config) picker.Names {
+	n := picker.Names{Models: map[string]picker.ModelRule{}, Default: cfg.DefaultModel, Objectives: map[string]int{}}
+	for _, o := range cfg.Objectives {
+		n.Objectives[o.Name] = o.Priority
 	}
-	return m
+	for _, r := range cfg.Models {
+		rule := picker.ModelRule{Priority: r.Priority}
+		for _, t := range r.Divided() {
+			rule.Targets = append(rule.Targets, picker.Target{Name: t.Name, Weight: *t.Weight, Adapter: t.Adapter})
+		}
+		n.Models[r.Name] = rule
+	}
+	return n
 }
 
 // models are what GET /v1/models lists: the endpoints' own, and the configured
 // names that lead to one of them.
 func (s *system) models() []epp.Model {
 	list := s.fleet.Models()
-	for _, r := range s.cfg.Models {
-		if _, taken, _ := s.fleet.Model(r.Name); taken || r.Name == config.CatchAll {
+	for _, r := range s.live.Load().Models {
+		if _, taken, _ := s.fleet.Model(r.Name); taken || r.Name == config.CatchAll || r.Name == config.Unnamed {
 			continue
 		}
-		if m, found, _ := s.fleet.Model(cmp.Or(r.Target, r.Name)); found {
-			m.Name = r.Name
-			list = append(list, m)
+		for _, t := range r.Divided() {
+			if m, found, _ := s.fleet.Model(cmp.Or(t.Name, r.Name)); found && *t.Weight > 0 {
+				m.Name = r.Name
+				list = append(list, m)
+				break
+			}
 		}
 	}
 	return list
@@ -193,14 +211,14 @@ func (s *system) askEngine(ctx context.Context, at epp.Endpoint, path string, bo
 
 // snapshot is what the metrics page shows of the moment.
 func (s *system) snapshot() metrics.Snapshot {
-	now := time.Now()
+	now, policy := time.Now(), s.picker.Policy()
 	snap := metrics.Snapshot{
-		MaxQueue: s.policy.Settings.MaxQueue, IndexBlocks: s.index.Nodes(), IndexBytes: s.index.Bytes(),
+		MaxQueue: policy.Settings.MaxQueue, IndexBlocks: s.index.Nodes(), IndexBytes: s.index.Bytes(),
 		OwnBlocks: s.picker.OwnBlocks(), RingBytes: s.ring.Bytes(), BookingsBound: s.fleet.Ledger().Bound,
 		DecisionsDropped: s.journal.lost(),
 	}
 	for _, st := range s.fleet.Snapshot() {
-		queue, health, stale := s.policy.Seen(&st.Signals, now)
+		queue, health, stale := policy.Seen(&st.Signals, now)
 		reason := st.Signals.HealthReason.String()
 		if health < st.Signals.Health {
 			reason = "stale"
@@ -219,6 +237,7 @@ type addresses struct{ proxy, metrics, extproc, health, reports string }
 
 // run serves until ctx ends, then drains. ready is called once all listen.
 func (s *system) run(ctx context.Context, ready func(addresses)) error {
+	defer s.roster.close() // where nothing could be listened on; else it has ended before
 	var err error
 	if s.journal, err = openJournal(s.cfg.Log.Decisions, int64(s.cfg.Log.DecisionsBytes), s.log); err != nil {
 		return err
@@ -238,10 +257,10 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	}
 	follow, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for _, e := range s.cfg.Pool.Endpoints {
-		f := newFollower(s, e)
-		wg.Go(func() { f.run(follow) })
+	if fixed := static(s.cfg); len(fixed) > 0 { // else they come from elsewhere
+		s.setEndpoints(fixed)
 	}
+	wg.Go(func() { s.followKube(follow) })
 	wg.Go(func() { s.expire(follow) })
 	wg.Go(func() { s.warm(follow) })
 	pages := s.pages()
@@ -258,6 +277,7 @@ func (s *system) run(ctx context.Context, ready func(addresses)) error {
 	if s.reports != nil {
 		s.reports.Close()
 	}
+	s.roster.close()
 	stop()
 	wg.Wait()
 	s.client.CloseIdleConnections()
@@ -331,7 +351,6 @@ func (s *system) pages() *http.Server {
 func (s *system) expire(ctx context.Context) {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
-	warned := map[string]bool{} // by name
 	for {
 		select {
 		case <-ctx.Done():
@@ -340,29 +359,16 @@ func (s *system) expire(ctx context.Context) {
 			if n := s.fleet.Expire(now); n > 0 {
 				s.log.Error("bookings ended by their bound", "count", n)
 			}
-			s.warnSilent(warned)
 		}
 	}
 }
 
-// warnSilent warns, once each, of endpoints that have not told of their caches for
-// as long as a minute: the cache scorer has no data of them.
-func (s *system) warnSilent(warned map[string]bool) {
-	for _, st := range s.fleet.Snapshot() {
-		if name := st.Endpoint.Name; !st.Signals.Heard && !warned[name] {
-			warned[name] = true
-			s.log.Warn("no data for a scorer", "scorer", decision.CacheScorer, "pod", name, "address", st.Endpoint.Address,
-				"detail", "no KV event has come for a minute; "+s.guess())
-		}
+// warnSilent warns of an endpoint that has not told of its cache for as long as
+// silentAfter.
+func (k *sink) warnSilent() {
+	if !k.Heard() {
+		k.s.picker.Untold(decision.CacheScorer, k.Endpoint(), k.Untold)
 	}
-}
-
-// guess says what stands in for KV events.
-func (s *system) guess() string {
-	if s.cfg.Cache.Source == config.CacheEvents {
-		return "its cache counts as empty"
-	}
-	return "its cache is guessed from our own picks (approximate mode)"
 }
 
 // warmEvery is how often the endpoints' caches are compared.
@@ -385,14 +391,11 @@ func (s *system) warm(ctx context.Context) {
 // sink is a member whose writing can be watched, and read in the log at TRACE.
 type sink struct {
 	*fleet.Member
-	s     *system
-	log   *slog.Logger
-	first *contact
-	base  atomic.Pointer[string] // the first model that is no adapter; nil: not known
+	s       *system
+	log     *slog.Logger
+	contact *contact
+	base    atomic.Pointer[string] // the first model that is no adapter; nil: not known
 }
-
-// contact is the first one with a configured endpoint, whatever its ranks.
-type contact struct{ tried, reached sync.Once }
 
 // baseModel is the model that a probe asks for; empty where no list was read yet.
 func (k *sink) baseModel() string {
@@ -414,25 +417,17 @@ func (k *sink) GPU(now time.Time, g epp.GPU) {
 	k.s.watch.changed()
 }
 
-// asked counts the endpoint's first question, and its first answer.
-func (k *sink) asked(reached bool) {
-	if reached {
-		k.first.reached.Do(func() { k.s.reached.Add(1) })
-	}
-	k.first.tried.Do(func() { k.s.untried.Add(-1) })
-}
-
 // Failed passes on that a reading could not be had.
 func (k *sink) Failed(now time.Time, err error) {
 	k.Member.Failed(now, err)
-	k.asked(!errors.Is(err, syscall.ECONNREFUSED))
+	k.contact.asked(!errors.Is(err, syscall.ECONNREFUSED))
 	k.s.watch.changed()
 }
 
 // Load passes a reading on.
 func (k *sink) Load(mark int, began time.Time, l epp.Load) {
 	k.Member.Load(mark, began, l)
-	k.asked(true)
+	k.contact.asked(true)
 	k.log.Log(context.Background(), picker.LevelTrace, "read", "pod", k.Endpoint().Name,
 		"waiting", l.Waiting.Value, "running", l.Running.Value, "kvUsage", l.KVUsage.Value, "adapters", l.Adapters, "asleep", l.Asleep)
 	k.s.watch.changed()
@@ -493,5 +488,5 @@ func (s *system) settled() bool {
 			return false
 		}
 	}
-	return len(states) >= len(s.cfg.Pool.Endpoints) // an endpoint of several ranks is several
+	return len(states) >= max(s.roster.size(), 1) // an endpoint of several ranks is several
 }

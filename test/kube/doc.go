@@ -1,0 +1,2 @@
+// Package kube holds what is shipped for Kubernetes against a real API server.
+package kube
