@@ -29,6 +29,7 @@ func (m *Member) Probed(now time.Time, err error, slowly bool) {
 	m.facts.Probed(now, err == nil, slowly)
 	if err == nil {
 		m.outcomes.Reached(now)
+		m.reached, m.absent = true, false
 	}
 	m.watch(now)
 }
@@ -80,16 +81,18 @@ func (m *Member) failed(now time.Time) {
 }
 
 // mayLeave says whether the endpoint may be left out for what was seen of it in
-// passing: with it, at most half of the pool may be out, for whatever reason.
-// t.mu is held.
+// passing: with it, at most half of the pool may be out, for whatever reason. Ports that
+// were never open are no part of that pool. t.mu is held.
 func (m *Member) mayLeave() bool {
-	out := 0
+	out, absent := 0, 0
 	for _, o := range m.t.ailing {
-		if o != m && (o.outcomes.Out() || o.signals().Health < health.Cutoff) {
+		if o.absent {
+			absent++
+		} else if o != m && (o.outcomes.Out() || o.signals().Health < health.Cutoff) {
 			out++
 		}
 	}
-	return 2*(out+1) <= len(m.t.members)
+	return 2*(out+1) <= len(m.t.members)-absent
 }
 
 // watch rates the member's health, and lets it be rated again as long as time

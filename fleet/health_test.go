@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"errors"
 	"math"
+	"syscall"
 	"testing"
 	"time"
 
@@ -149,4 +150,37 @@ func TestGPUOutlivesNobody(t *testing.T) {
 	if s := seen(time.Minute); s.Health == 0 || s.GPU.Known {
 		t.Errorf("%+v long after", s)
 	}
+}
+
+// TestCaseL2ClosedPortsAreNoPool: of eight listed ports one is open. The others, where
+// nobody has ever listened, are all left out, and of what is left at most half may be:
+// a pool of one stays.
+func TestCaseL2ClosedPortsAreNoPool(t *testing.T) {
+	tab := fleet.New(fleet.Options{})
+	ms := join(tab, "open", "b", "c", "d", "e", "f", "g", "h")
+	ms[0].Load(ms[0].Begin(start), start, epp.Load{})
+	for range 4 {
+		for _, m := range ms[1:] {
+			m.Failed(start, syscall.ECONNREFUSED)
+		}
+	}
+	tab.Pick(fleet.Query{}, start, func(v epp.View) (int, int) {
+		for i, s := range v.Signals {
+			if open := v.Endpoints[i].Name == "open"; open != (s.Health >= 0.3) {
+				t.Errorf("%s has health %v", v.Endpoints[i].Name, s.Health)
+			}
+		}
+		return -1, 0
+	})
+	for range 4 {
+		ms[0].Failed(start, syscall.ECONNREFUSED)
+	}
+	tab.Pick(fleet.Query{}, start, func(v epp.View) (int, int) {
+		for i, s := range v.Signals {
+			if v.Endpoints[i].Name == "open" && s.Health < 0.3 {
+				t.Errorf("the only one that was ever open has health %v", s.Health)
+			}
+		}
+		return -1, 0
+	})
 }

@@ -254,6 +254,7 @@ func (b Booking) Judge(now time.Time, v Verdict) {
 		switch v {
 		case Good:
 			m.outcomes.Served(now)
+			m.reached, m.absent = true, false
 			m.rateHealth(now)
 		case Bad:
 			m.failed(now)

@@ -31,7 +31,11 @@ type Member struct {
 	// read last.
 	outcomes health.State
 	facts    health.Facts
-	gpuAt    time.Time
+	// reached is true once a page, a probe or an answer has come from the endpoint;
+	// absent, where none has and a connection was refused.
+	reached, absent bool
+
+	gpuAt time.Time
 	// truth is how the endpoint's claims on its cache compare with its answers.
 	truth audit.State
 	// lost is what Incomplete said.
@@ -135,6 +139,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.setBlockTokens(s, l.BlockTokens)
 	m.learnSlots(s)
 	m.outcomes.Reached(began)
+	m.reached, m.absent = true, false
 	m.facts.Read(began, &l, m.mayLeave())
 	m.watch(began)
 	if l.MaxAdapters > 0 {
@@ -227,12 +232,14 @@ func (m *Member) Models(models []epp.Model) {
 
 // Failed tells that a reading could not be had. The last one stays in use; its
 // age tells. A refused connection says more: nobody listens there, so no request
-// would be served either.
+// would be served either. Where nobody ever has, it is a listed port that is closed, and
+// the bound for endpoints that are left out is not asked.
 func (m *Member) Failed(now time.Time, err error) {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	if m.pos >= 0 && errors.Is(err, syscall.ECONNREFUSED) {
-		m.outcomes.Refused(now, m.mayLeave())
+		m.absent = !m.reached
+		m.outcomes.Refused(now, m.absent || m.mayLeave())
 		m.watch(now)
 	}
 }

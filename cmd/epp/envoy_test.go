@@ -87,8 +87,11 @@ func TestEnvoyConfigRefusals(t *testing.T) {
 		change func(*envoyConfig, *config.Config)
 		want   string
 	}{
-		"mode":      {func(e *envoyConfig, _ *config.Config) { e.mode = "stream" }, `--mode: "stream": must be one of buffered, full-duplex, streamed`},
-		"upstream":  {func(e *envoyConfig, _ *config.Config) { e.upstream = "" }, `--upstream: "": must be one of original-dst, override-host`},
+		"mode":     {func(e *envoyConfig, _ *config.Config) { e.mode = "stream" }, `--mode: "stream": must be one of buffered, full-duplex, streamed`},
+		"upstream": {func(e *envoyConfig, _ *config.Config) { e.upstream = "" }, `--upstream: "": must be one of original-dst, override-host`},
+		"pool on Kubernetes": {func(e *envoyConfig, c *config.Config) {
+			e.upstream, c.Pool.Endpoints, c.Kubernetes.Pool = envoyOverrideHost, nil, "default/llama"
+		}, `--upstream override-host: Envoy needs a list of endpoints there, and kubernetes.pool "default/llama" has none that stays; use original-dst`},
 		"fail-open": {func(e *envoyConfig, _ *config.Config) { e.failOpen = true }, `--fail-open: with --upstream original-dst Envoy has no endpoint of its own to take; use override-host`},
 		"fail-open, full-duplex": {func(e *envoyConfig, _ *config.Config) {
 			e.failOpen, e.mode, e.upstream = true, envoyFullDuplex, envoyOverrideHost

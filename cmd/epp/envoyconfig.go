@@ -1,17 +1,17 @@
 package main
 
 import (
-	"bytes"
 	_ "embed"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"math"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -125,12 +125,13 @@ var envoyStrip = []string{
 // that is out of breath.
 const envoyMessageTimeout = 10 * time.Second
 
-//go:embed envoy.yaml.tmpl
+// envoyText is the configuration with places to fill: ${NAME} is a value, and the lines
+// from %if NAME to %else or %end are there where the value is not empty. It is no
+// text/template, which calls methods by their names: where one package does, the linker
+// keeps every exported method of all the others, a quarter of the binary.
+//
+//go:embed envoy.yaml.form
 var envoyText string
-
-var envoyTemplate = template.Must(template.New("envoy").Funcs(template.FuncMap{
-	"socket": envoySocket, "comment": envoyComment,
-}).Parse(envoyText))
 
 // write writes the configuration. Errors name the flag.
 func (e envoyConfig) write(w io.Writer, cfg *config.Config) error {
@@ -154,6 +155,10 @@ func (e envoyConfig) write(w io.Writer, cfg *config.Config) error {
 		return fmt.Errorf("--upstream %s: with fallbacks: %d the picker names several endpoints, and Envoy finds none in a list there; use %s, or fallbacks: 0",
 			envoyOriginalDst, cfg.Fallbacks, envoyOverrideHost)
 	}
+	if override && cfg.Kubernetes.Pool != "" {
+		return fmt.Errorf("--upstream %s: Envoy needs a list of endpoints there, and kubernetes.pool %q has none that stays; use %s",
+			envoyOverrideHost, cfg.Kubernetes.Pool, envoyOriginalDst)
+	}
 	if len(e.pickers) == 0 {
 		here, err := pickerHere(cfg)
 		if err != nil {
@@ -168,33 +173,109 @@ func (e envoyConfig) write(w io.Writer, cfg *config.Config) error {
 	if e.failOpen {
 		failure = envoyFailOpen
 	}
-	data := struct {
-		envoyMode
-		Purpose, Command              string
-		Listen, Admin                 string
-		Pickers, Endpoints, Strip     []string
-		Override, FailOpen, Plaintext bool
-		BodyBytes, HeaderKB, Retries  int
-		AnswerSeconds, MessageSeconds int
-	}{
-		envoyMode: mode, Purpose: strings.Join([]string{mode.purpose, upstream, failure}, "\n\n"), Command: e.command(),
-		Listen: e.listen, Admin: e.admin, Pickers: e.pickers, Strip: envoyStrip,
-		Override: override, FailOpen: e.failOpen, Plaintext: cfg.TLS.Insecure,
-		BodyBytes: int(min(cfg.Limits.BodyBytes, math.MaxUint32)), HeaderKB: int(cfg.Limits.HeaderBytes >> 10),
-		AnswerSeconds: seconds(cfg.Timeouts.Answer.Duration), MessageSeconds: seconds(envoyMessageTimeout),
-	}
+	retries := 0
 	if override {
-		data.Retries = cfg.Fallbacks
+		retries = cfg.Fallbacks
 	}
-	for _, p := range cfg.Pool.Endpoints {
-		data.Endpoints = append(data.Endpoints, p.Address)
+	values := map[string]string{
+		"Pool": several(len(cfg.Pool.Endpoints), "endpoint"), "Command": e.command(), "Without": envoyNoEndpoint,
+		"Purpose":  envoyComment(strings.Join([]string{mode.purpose, upstream, failure}, "\n\n")),
+		"FailOpen": strconv.FormatBool(e.failOpen), "Override": given(override), "Encrypted": given(!cfg.TLS.Insecure),
+		"Retries": given(retries > 0), "RetryCount": strconv.Itoa(retries), "More": several(retries, "more endpoint"),
+		"BodyBytes": strconv.Itoa(int(min(cfg.Limits.BodyBytes, math.MaxUint32))), "HeaderKB": strconv.Itoa(int(cfg.Limits.HeaderBytes >> 10)),
+		"AnswerSeconds": strconv.Itoa(seconds(cfg.Timeouts.Answer.Duration)), "MessageSeconds": strconv.Itoa(seconds(envoyMessageTimeout)),
+		"RequestBody": mode.RequestBody, "ResponseBody": mode.ResponseBody, "RequestTrailer": mode.RequestTrailer, "ResponseTrailer": mode.ResponseTrailer,
+		"Strip": each(envoyStrip, "                - remove: ", ""),
 	}
-	var b bytes.Buffer
-	if err := envoyTemplate.Execute(&b, data); err != nil {
+	if e.failOpen {
+		values["Without"] = envoyAnyEndpoint
+	}
+	if cfg.Kubernetes.Pool != "" {
+		values["Pool"] = "the InferencePool " + cfg.Kubernetes.Pool
+	}
+	if err := e.sockets(cfg, values); err != nil {
 		return err
 	}
-	_, err := w.Write(b.Bytes())
+	_, err := io.WriteString(w, fill(envoyText, values))
 	return err
+}
+
+const (
+	envoyNoEndpoint  = "Without a picker there is no endpoint, and clients get an error."
+	envoyAnyEndpoint = "Without a picker any endpoint of the pool is taken."
+)
+
+// sockets adds the addresses to the values.
+func (e envoyConfig) sockets(cfg *config.Config, values map[string]string) error {
+	var endpoints []string
+	for _, p := range cfg.Pool.Endpoints {
+		endpoints = append(endpoints, p.Address)
+	}
+	var errs []error
+	socket := func(address string) string {
+		text, err := envoySocket(address)
+		errs = append(errs, err)
+		return text
+	}
+	list := func(addresses []string) string {
+		var sockets []string
+		for _, a := range addresses {
+			sockets = append(sockets, socket(a))
+		}
+		return each(sockets, "        - endpoint: {address: ", "}")
+	}
+	values["Listen"], values["Endpoints"], values["Pickers"] = socket(e.listen), list(endpoints), list(e.pickers)
+	if e.admin != "" {
+		values["Admin"] = socket(e.admin)
+	}
+	return errors.Join(errs...)
+}
+
+// several counts things: "1 endpoint", "2 endpoints".
+func several(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return strconv.Itoa(n) + " " + thing + "s"
+}
+
+// given is a value that is there, or not.
+func given(is bool) string {
+	if is {
+		return "true"
+	}
+	return ""
+}
+
+// each is a line for each of a list.
+func each(list []string, before, after string) string {
+	lines := make([]string, len(list))
+	for i, s := range list {
+		lines[i] = before + s + after
+	}
+	return strings.Join(lines, "\n")
+}
+
+// fill fills a form; see envoyText.
+func fill(form string, values map[string]string) string {
+	var b strings.Builder
+	shown := true
+	for line := range strings.Lines(form) {
+		word, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		switch word {
+		case "%if":
+			shown = values[name] != ""
+		case "%else":
+			shown = !shown
+		case "%end":
+			shown = true
+		default:
+			if shown {
+				b.WriteString(os.Expand(line, func(name string) string { return values[name] }))
+			}
+		}
+	}
+	return b.String()
 }
 
 // hostCharacters are those of names and of IP addresses.

@@ -2,7 +2,8 @@
 // compute. It has one subcommand per file; system.go is the one wiring function.
 //
 //	epp demo                    four simulated engines, a proxy, sample conversations
-//	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy
+//	epp serve --config epp.yaml the picker as an OpenAI-compatible proxy, and beside Envoy
+//	epp serve --pool NS/NAME    the same for an InferencePool on Kubernetes
 //	epp agent                   beside an engine: tells pickers what it holds
 //	epp envoy-config            an Envoy configuration for the pool
 //	epp probe ADDRESS           what of an engine is understood, and what is not

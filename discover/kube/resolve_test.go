@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -130,7 +131,7 @@ func (s *story) objects(t *testing.T, text string) string {
 	for {
 		u := &unstructured.Unstructured{}
 		if err := r.Decode(&u.Object); err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				return "ok"
 			}
 			t.Fatal(err)

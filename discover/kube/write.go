@@ -254,7 +254,7 @@ func (w *writer) events(ctx context.Context, pool *Ref, notes []Note) error {
 			continue
 		}
 		if err := w.event(ctx, pool, name, n); err != nil {
-			first = cmp.Or(first, fmt.Errorf("Event on %s %q: %w", pool.Kind, pool.Name, err))
+			first = cmp.Or(first, fmt.Errorf("%s %q: Event %s: %w", pool.Kind, pool.Name, n.Reason, err))
 			continue
 		}
 		w.said[name] = time.Now()

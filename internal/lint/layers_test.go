@@ -97,6 +97,13 @@ var coreForbidden = map[string]string{
 	"crypto/rand": "chance enters as a seed",
 }
 
+// keepsMethods are packages that call methods by names which the linker cannot know,
+// with the reason not to import them: they cost a quarter of the binary.
+var keepsMethods = map[string]string{
+	"text/template": "the linker would keep every exported method of every package; fill a form, as cmd/epp/envoyconfig.go does",
+	"html/template": "the linker would keep every exported method of every package; write the page by hand, as sim does",
+}
+
 // coreUnreachable must not be in core at all, not even by way of others.
 var coreUnreachable = []string{"net/http", "net/rpc", "os/exec", "log/slog"}
 

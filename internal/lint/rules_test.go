@@ -74,6 +74,7 @@ var rules = []struct {
 	{"clock", checkClock},
 	{"doc", checkDoc},
 	{"alias", checkAlias},
+	{"linker", checkLinker},
 	{"metrics", checkMetrics},
 	{"folders", checkFolders},
 	{"sleep", checkSleep},
@@ -276,6 +277,23 @@ func checkAlias(files []*file) (out faults) {
 				out.add(f, s, "_ %s: import for its effect; list it with a reason", p)
 			case !slices.ContainsFunc(aliasable, func(m string) bool { return strings.HasPrefix(p, m) }):
 				out.add(f, s, "%s %s: import alias; use the package's own name", s.Name.Name, p)
+			}
+		}
+	}
+	return out
+}
+
+// checkLinker: nothing that ships imports a package for which the linker keeps methods
+// that nobody calls.
+func checkLinker(files []*file) (out faults) {
+	for _, f := range files {
+		l, _ := f.layer()
+		if f.test() || l == testOnly {
+			continue
+		}
+		for _, s := range f.ast.Imports {
+			if why := keepsMethods[importPath(s)]; why != "" {
+				out.add(f, s, "%s: %s", importPath(s), why)
 			}
 		}
 	}

@@ -109,9 +109,9 @@ func agentArgs(t *testing.T) []string {
 // The agent takes its flags as they stand in the example, and starts.
 func TestExampleAgentStarts(t *testing.T) {
 	dir := t.TempDir()
-	epp := filepath.Join(dir, "epp")
-	if out, err := exec.Command("go", "build", "-o", epp, "../../cmd/epp").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	epp, err := built()
+	if err != nil {
+		t.Fatal(err)
 	}
 	token, ca := filepath.Join(dir, "token"), filepath.Join(dir, "ca.crt")
 	if err := os.WriteFile(token, []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {

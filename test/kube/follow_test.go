@@ -25,6 +25,7 @@ func TestPoolFollowsItsObjects(t *testing.T) {
 	k := p.serve("")
 	t.Logf("ready after %v", k.ready())
 	k.has(second, "a", "b", "c")
+	t.Logf("memory of the picker: %s", k.memory())
 	url := front(t, k)
 
 	// By cache: the second turn goes where the first went.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 )
@@ -34,6 +35,17 @@ func caughtUp(p *pool, k *picker) error {
 		return errors.New("no endpoint is known")
 	}
 	return nil
+}
+
+// memory is the picker's resident memory, as the kernel counts it.
+func (k *picker) memory() string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", k.cmd.Process.Pid))
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return "not known"
 }
 
 // page is the picker's metrics page.

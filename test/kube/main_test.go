@@ -25,6 +25,7 @@ import (
 var (
 	kubectlPath string // the command
 	kubeconfig  string // of an administrator
+	audited     string // the log of what accounts have asked of it, a line each
 
 	apiAddress string                     // of the API server
 	apiBinary  string                     // its command
@@ -98,6 +99,11 @@ func start() (stop func(), err error) {
 	if err := os.WriteFile(dir+"/tokens.csv", []byte("admin,admin,admin,system:masters\n"), 0o600); err != nil {
 		return stop, err
 	}
+	audit := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata, userGroups: [system:serviceaccounts]}, {level: None}]\n"
+	if err := os.WriteFile(dir+"/audit.yaml", []byte(audit), 0o600); err != nil {
+		return stop, err
+	}
+	audited = dir + "/audit.log"
 	apiAddress, apiBinary = "127.0.0.1:"+ports[2], filepath.Join(bin, "kube-apiserver")
 	apiArgs = func(port string) []string {
 		return []string{"--etcd-servers", etcd, "--secure-port", port, "--bind-address", "127.0.0.1", "--cert-dir", dir,
@@ -105,7 +111,7 @@ func start() (stop func(), err error) {
 			"--service-account-key-file", dir + "/accounts.key", "--service-account-signing-key-file", dir + "/accounts.key",
 			"--service-account-issuer", "https://kubernetes.default.svc"}
 	}
-	if err := run("kube-apiserver", apiArgs(ports[2])...); err != nil {
+	if err := run("kube-apiserver", append(apiArgs(ports[2]), "--audit-policy-file", dir+"/audit.yaml", "--audit-log-path", audited, "--audit-log-mode", "blocking")...); err != nil {
 		return stop, err
 	}
 	server := "https://" + apiAddress
@@ -113,7 +119,11 @@ func start() (stop func(), err error) {
 	if err := os.WriteFile(kubeconfig, []byte(kubeconfigFor(server, dir+"/apiserver.crt", "admin")), 0o600); err != nil {
 		return stop, err
 	}
-	return stop, ready(server)
+	if err := ready(server); err != nil {
+		log, _ := os.ReadFile(dir + "/kube-apiserver.log")
+		return stop, fmt.Errorf("%w; its log ends with\n%s", err, log[max(0, len(log)-2000):])
+	}
+	return stop, nil
 }
 
 // kubeconfigFor is a kubeconfig with a token.
@@ -171,7 +181,7 @@ func ready(server string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the API server is not ready after a minute; its log is lost with its folder")
+			return fmt.Errorf("the API server is not ready after a minute")
 		case <-tick.C:
 		}
 	}

@@ -96,8 +96,8 @@ func TestWeightsAreRefused(t *testing.T) {
 		return p.try("{apiVersion: epp.internal/v1alpha1, kind: EndpointPickerPolicy, metadata: {generateName: policy-}, spec: {targetRef: {name: pool}, " + spec + "}}")
 	}
 	for spec, want := range map[string]string{
-		"weights: {cache: 0.8, load: 0.4}":             "weights sum to 1.2",
-		"weights: {cache: 0.8}":                        "weights sum to 0.8",
+		"weights: {cache: 0.8, load: 0.4}":             "the weights sum to 1.2",
+		"weights: {cache: 0.8}":                        "the weights sum to 0.8; they must sum to 1",
 		"weights: {cache: 0.5, load: 0.50000001}":      "must sum to 1",
 		"weights: {cache: -1, load: 2}":                "should be greater than or equal to 0",
 		"weights: {}":                                  "should have at least 1 properties",

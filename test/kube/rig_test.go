@@ -53,7 +53,7 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	atEnd(func() { _ = os.RemoveAll(dir) })
-	out, err := exec.Command("go", "build", "-o", dir+"/epp", "../../cmd/epp").CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", dir+"/epp", "../../cmd/epp").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
@@ -329,9 +329,9 @@ timeouts: {drain: 2s, finish: 20s}
 func (p *pool) listens(k *picker) {
 	p.t.Helper()
 	within(p.t, patience, "the picker listens", func() error {
-		for _, line := range k.said(`"msg":"serving"`) {
+		if lines := k.said(`"msg":"serving"`); len(lines) > 0 {
 			var at struct{ Proxy, Metrics, ExtProc, Health string }
-			if err := json.Unmarshal([]byte(line), &at); err != nil {
+			if err := json.Unmarshal([]byte(lines[0]), &at); err != nil {
 				return err
 			}
 			k.proxy, k.metrics, k.extproc, k.health = at.Proxy, at.Metrics, at.ExtProc, at.Health
