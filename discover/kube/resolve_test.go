@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strconv"
@@ -28,6 +29,7 @@ import (
 //	              ready one, uid=, age=, phase=, ready=false, deleting, ports=8000,8001
 //	objects       YAML documents, each in place of what had its kind and name
 //	remove        KIND/NAME or pod/NAME, one a line
+//	uninstall     the API server has no InferencePool
 //	resolve       what follows for the pool default/pool, but what the base has too
 //
 // A metadata.age of N is that many seconds before now.
@@ -49,6 +51,8 @@ func TestStories(t *testing.T) {
 					for _, name := range strings.Fields(d.Input) {
 						s.remove(t, name)
 					}
+				case "uninstall":
+					s.noPools = true
 				case "resolve":
 					return s.resolve()
 				default:
@@ -75,6 +79,8 @@ type story struct {
 	base *config.Config
 	pods []*corev1.Pod
 	objs []*unstructured.Unstructured
+
+	noPools bool
 }
 
 var storyTime = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
@@ -161,7 +167,7 @@ func (s *story) remove(t *testing.T, what string) {
 
 // input is the objects as a watch would have them.
 func (s *story) input() Input {
-	in := Input{Pool: types.NamespacedName{Namespace: "default", Name: "pool"}, Base: s.base, Scorers: []string{"cost"}, Pods: s.pods}
+	in := Input{Pool: types.NamespacedName{Namespace: "default", Name: "pool"}, Base: s.base, Scorers: []string{"cost"}, Pods: s.pods, NoPools: s.noPools}
 	for _, u := range s.objs {
 		in.add(u)
 	}
@@ -204,6 +210,55 @@ func (s *story) resolve() string {
 		return "nothing"
 	}
 	return b.String()
+}
+
+// TestOrderMeansNothing: whatever order a cache has its objects in, the result is the
+// same, so that replicas agree.
+func TestOrderMeansNothing(t *testing.T) {
+	s := story{base: poolConfig(t, "")}
+	for i := range 12 {
+		s.pod(t, fmt.Sprintf("p%d ip=10.0.0.%d labels=app=vllm age=%d", i, i/2, i%3)) // two of each address
+	}
+	s.objects(t, "{apiVersion: inference.networking.k8s.io/v1, kind: InferencePool, metadata: {name: pool}, spec: {selector: {matchLabels: {app: vllm}}, targetPorts: [{number: 8000}, {number: 8001}]}}")
+	s.objects(t, "{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferencePool, metadata: {name: pool}, spec: {selector: {app: other}, targetPortNumber: 9000}}")
+	for i := range 6 {
+		s.objects(t, fmt.Sprintf("{apiVersion: epp.internal/v1alpha1, kind: EndpointPickerPolicy, metadata: {name: policy%d, age: %d}, spec: {targetRef: {name: pool}, maxQueue: %d}}", i, i%3, i))
+		s.objects(t, fmt.Sprintf("{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceModel, metadata: {name: model%d, age: %d}, spec: {modelName: name%d, targetModels: [{name: to%d}], poolRef: {name: pool}}}", i, i%3, i%2, i))
+		for _, group := range []string{"llm-d.ai", "inference.networking.x-k8s.io"} {
+			s.objects(t, fmt.Sprintf("{apiVersion: %s/v1alpha2, kind: InferenceModelRewrite, metadata: {name: rewrite%d, age: %d}, spec: {poolRef: {name: pool}, rules: [{matches: [{model: {value: re%d}}], targets: [{modelRewrite: to%d}]}]}}", group, i, i%3, i%2, i))
+			s.objects(t, fmt.Sprintf("{apiVersion: %s/v1alpha2, kind: InferenceObjective, metadata: {name: objective%d, age: %d}, spec: {poolRef: {name: pool}, priority: %d}}", group, i%4, i%3, i))
+		}
+	}
+	want := s.resolve()
+	if n := strings.Count(want, "\n"); n < 40 {
+		t.Fatalf("%d lines are no result:\n%s", n, want)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		rng.Shuffle(len(s.pods), func(i, j int) { s.pods[i], s.pods[j] = s.pods[j], s.pods[i] })
+		rng.Shuffle(len(s.objs), func(i, j int) { s.objs[i], s.objs[j] = s.objs[j], s.objs[i] })
+		if got := s.resolve(); got != want {
+			t.Fatalf("in another order:\n%s\nbefore:\n%s", got, want)
+		}
+	}
+}
+
+// TestNotApplied: settings that could not be put in force are told where the policy is
+// read, and among the notes.
+func TestNotApplied(t *testing.T) {
+	s := story{base: poolConfig(t, "")}
+	s.objects(t, "{apiVersion: inference.networking.k8s.io/v1, kind: InferencePool, metadata: {name: pool}, spec: {selector: {matchLabels: {app: vllm}}, targetPorts: [{number: 8000}]}}")
+	s.objects(t, "{apiVersion: epp.internal/v1alpha1, kind: EndpointPickerPolicy, metadata: {name: policy}, spec: {targetRef: {name: pool}, maxQueue: 7}}")
+	w := Resolve(s.input())
+	w.NotApplied(errors.New("tls.cert: needs a restart"))
+	for _, c := range w.Statuses[0].Conditions {
+		if c.Type == Programmed && (c.Status != metav1.ConditionFalse || c.Reason != reasonFailed || !strings.Contains(c.Message, "tls.cert: needs a restart")) {
+			t.Errorf("%+v", c)
+		}
+	}
+	if !slices.ContainsFunc(w.Notes, func(n Note) bool { return strings.Contains(n.Text, "tls.cert: needs a restart") }) {
+		t.Errorf("notes %v", w.Notes)
+	}
 }
 
 // settings prints what differs from the base, and is no list.

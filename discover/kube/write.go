@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -199,6 +200,11 @@ func (w *writer) miss(now time.Time) time.Duration {
 // and writes the others all the same.
 func (w *writer) all(ctx context.Context, wanted *Wanted, notes []Note) error {
 	var first error
+	there := map[types.UID]bool{}
+	for _, s := range wanted.Statuses {
+		there[s.UID] = true
+	}
+	maps.DeleteFunc(w.mute, func(uid types.UID, _ bool) bool { return !there[uid] })
 	for _, s := range wanted.Statuses {
 		first = cmp.Or(first, w.status(ctx, s))
 	}

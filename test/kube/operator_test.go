@@ -194,7 +194,8 @@ func TestOperatorSeesWhatIsWrong(t *testing.T) {
 	count := func() int { return strings.Count(told, "Warning ") }
 	before := count()
 	p.label("a", "third")
-	within(t, patience, "the picker has seen the change", func() error { return nil })
+	p.create("{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceModel, metadata: {name: marker}, spec: {modelName: marker, poolRef: {name: pool}}}")
+	becomesCondition(t, p, "inferencemodel/marker", "Accepted", "True") // so the change before it was seen too
 	if told, err = kubectl(t, "", "describe", "inferencepool", "pool", "-n", p.ns); err != nil || count() != before {
 		t.Errorf("%d Events became %d, %v", before, count(), err)
 	}
