@@ -145,6 +145,12 @@ func (b Booking) Answered() {
 	})
 }
 
+// Untold is [Member.Untold] of the endpoint that has the booking.
+func (b Booking) Untold(scorer string) (first bool) {
+	b.with(func(e *entry) { first = e.m.noteUntold(scorer) })
+	return first
+}
+
 // ReleaseTokensByRate releases the booking's tokens when the endpoint will have
 // computed them at the rate that it has shown, for an edge that does not see the
 // first token.
