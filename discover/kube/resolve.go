@@ -25,6 +25,9 @@ type Input struct {
 	// Scorers are the names of those there are besides the built-in ones.
 	Scorers []string
 
+	// NoPools is true where the API server has no InferencePool of any group.
+	NoPools bool
+
 	Pools      []*Pool
 	Pods       []*corev1.Pod
 	Models     []*InferenceModel
@@ -168,6 +171,10 @@ func (r *resolver) pool() *Pool {
 		if p.Name == r.in.Pool.Name && (found == nil || found.legacy()) {
 			found = p
 		}
+	}
+	if found == nil && r.in.NoPools {
+		r.note(noteNoPool, "there is no InferencePool %q: the API server has no such kind; install the CRDs of the Gateway API Inference Extension", r.in.Pool.Name)
+		return nil
 	}
 	if found == nil {
 		text := ""

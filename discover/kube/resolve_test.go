@@ -29,6 +29,7 @@ import (
 //	              ready one, uid=, age=, phase=, ready=false, deleting, ports=8000,8001
 //	objects       YAML documents, each in place of what had its kind and name
 //	remove        KIND/NAME or pod/NAME, one a line
+//	uninstall     the API server has no InferencePool
 //	resolve       what follows for the pool default/pool, but what the base has too
 //
 // A metadata.age of N is that many seconds before now.
@@ -50,6 +51,8 @@ func TestStories(t *testing.T) {
 					for _, name := range strings.Fields(d.Input) {
 						s.remove(t, name)
 					}
+				case "uninstall":
+					s.noPools = true
 				case "resolve":
 					return s.resolve()
 				default:
@@ -76,6 +79,8 @@ type story struct {
 	base *config.Config
 	pods []*corev1.Pod
 	objs []*unstructured.Unstructured
+
+	noPools bool
 }
 
 var storyTime = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
@@ -162,7 +167,7 @@ func (s *story) remove(t *testing.T, what string) {
 
 // input is the objects as a watch would have them.
 func (s *story) input() Input {
-	in := Input{Pool: types.NamespacedName{Namespace: "default", Name: "pool"}, Base: s.base, Scorers: []string{"cost"}, Pods: s.pods}
+	in := Input{Pool: types.NamespacedName{Namespace: "default", Name: "pool"}, Base: s.base, Scorers: []string{"cost"}, Pods: s.pods, NoPools: s.noPools}
 	for _, u := range s.objs {
 		in.add(u)
 	}

@@ -373,8 +373,12 @@ func (w *watcher) input(ctx context.Context) (Input, error) {
 	for i := range pods.Items {
 		in.Pods = append(in.Pods, &pods.Items[i])
 	}
+	in.NoPools = true
 	for _, k := range kinds {
 		informer, watched := w.watched[k.gvk]
+		if watched && k.gvk.Kind == poolKind {
+			in.NoPools = false
+		}
 		if !watched || !informer.HasSynced() {
 			continue
 		}

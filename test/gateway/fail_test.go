@@ -4,9 +4,11 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -159,17 +161,67 @@ func (p *pool) requests() (n int) {
 }
 
 // TestTLSNeedsADestinationRule: Istio dials a picker without TLS, so one that
-// speaks TLS is not understood, until a DestinationRule says that it does.
+// speaks TLS is not understood, until a DestinationRule says that it does. Until
+// then each request fails, fail-open too.
 func TestTLSNeedsADestinationRule(t *testing.T) {
 	s := newScene(t)
 	p := s.start(&pool{name: "vllm", engines: 1})
 	s.route("all", front, to("vllm"))
 	s.served(front, p)
-	_, err := world.run(s.ctx, "", "delete", "destinationrule", "-n", s.namespace, "vllm-epp")
-	s.must(err)
-	s.becomes("TLS, and no DestinationRule", func(a answer) bool { return a.status >= 500 })
-	p.apply("tls.yaml")
-	s.becomes("TLS and its DestinationRule", func(a answer) bool { return a.status == http.StatusOK })
+	for _, mode := range []string{"FailClose", "FailOpen"} {
+		p.failureMode = mode
+		p.apply("pool.yaml")
+		p.failsOpen(mode == "FailOpen")
+		_, err := world.run(s.ctx, "", "delete", "destinationrule", "-n", s.namespace, "vllm-epp")
+		s.must(err)
+		s.becomes(mode+", TLS, and no DestinationRule", func(a answer) bool { return a.status == http.StatusInternalServerError })
+		if _, _, failed := s.outcomes(10); failed != 10 {
+			t.Errorf("%s: %d of 10 requests failed; docs/istio.md says otherwise", mode, failed)
+		}
+		p.apply("tls.yaml")
+		s.becomes("TLS and its DestinationRule", func(a answer) bool { return a.status == http.StatusOK && a.requestID != "" })
+	}
+}
+
+// failsOpen waits until Envoy's own configuration has the pool's failure mode.
+func (p *pool) failsOpen(want bool) {
+	p.s.t.Helper()
+	gw, err := gatewayPod(p.s.ctx, front)
+	p.s.must(err)
+	p.s.must(poll(p.s.ctx, func(ctx context.Context) (bool, error) {
+		text, err := get(ctx, fmt.Sprintf("http://%s:%d/config_dump?resource=dynamic_route_configs", gw.Status.PodIP, adminPort))
+		if err != nil {
+			return false, err
+		}
+		var dump any
+		if err := json.Unmarshal([]byte(text), &dump); err != nil {
+			return false, err
+		}
+		found := false
+		walk(dump, func(m map[string]any) {
+			service, _ := json.Marshal(m["grpc_service"])
+			if strings.Contains(string(service), p.name+"-epp."+p.s.namespace+".svc") {
+				open, _ := m["failure_mode_allow"].(bool)
+				found = open == want
+			}
+		})
+		return found, fmt.Errorf("Envoy's route does not have the failure mode of pool %s", p.name)
+	}))
+}
+
+// walk calls f for each object inside v.
+func walk(v any, f func(map[string]any)) {
+	switch v := v.(type) {
+	case map[string]any:
+		f(v)
+		for _, each := range v {
+			walk(each, f)
+		}
+	case []any:
+		for _, each := range v {
+			walk(each, f)
+		}
+	}
 }
 
 // TestPlaintextPicker: a picker without TLS needs no DestinationRule.

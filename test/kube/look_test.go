@@ -40,12 +40,13 @@ func caughtUp(p *pool, k *picker) error {
 // memory is the picker's resident memory, as the kernel counts it.
 func (k *picker) memory() string {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", k.cmd.Process.Pid))
+	var told []string
 	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			return strings.TrimSpace(rest)
+		if name, rest, _ := strings.Cut(line, ":"); slices.Contains([]string{"VmRSS", "RssAnon", "RssFile"}, name) {
+			told = append(told, name+" "+strings.TrimSpace(rest))
 		}
 	}
-	return "not known"
+	return strings.Join(told, ", ")
 }
 
 // page is the picker's metrics page.
