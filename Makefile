@@ -17,7 +17,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 # methods by their names: with one such package the linker keeps every exported method.
 BUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded race alloc lint fmt build dist image test-image kustomize test-kube fuzz bench gobench bench-check claims policies clean
+.PHONY: demo demo-envoy demo-check test test-vllm test-browser test-loaded test-gateway race alloc lint fmt build dist image test-image kustomize test-kube fuzz bench gobench bench-check claims policies clean
 
 ## demo: four simulated engines, a proxy on :8080 and a table; nothing to install
 demo:
@@ -47,6 +47,13 @@ test-loaded:
 ## test-browser: the simulator's report in Chromium, installed once
 test-browser:
 	test/browser/run.sh
+
+## test-gateway: the picker behind a gateway that Istio configures, on a real API server, in a network namespace; root, on Linux
+test-gateway:
+	test/kube/install.sh >/dev/null
+	test/gateway/install.sh >/dev/null
+	test/chart/install.sh >/dev/null
+	CGO_ENABLED=1 go test -race -tags gateway -count=1 -timeout 10m -v ./test/gateway
 
 ## race: all tests, under the race detector
 race:

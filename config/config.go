@@ -400,7 +400,9 @@ type Log struct {
 	// Decisions is a file that gets every decision with all of its inputs, one JSON
 	// object a line, for epp replay and epp tune. It holds no prompt and no token, but
 	// lengths and hashes under a key that is not in it; only its owner may read it,
-	// and only one process write to it. Default "": none.
+	// and only one process write to it. While it cannot be written, decisions are lost
+	// and counted (epp_decision_lines_dropped_total); it is tried again within a minute.
+	// Default "": none.
 	Decisions string `json:"decisions"`
 	// DecisionsBytes is how long that file gets before it becomes FILE.1, in place of
 	// the one before, and a new one begins. Default 256MiB, range 1MiB–1TiB.

@@ -21,6 +21,9 @@ import (
 // It holds no prompt and no token: lengths, and hashes under a key that is not in
 // it. Times are nanoseconds since 1970; an unknown gauge is left out.
 
+// LogBegin is how a decision log begins: no decision is before its settings.
+const LogBegin = `{"settings":`
+
 // The bounds of a decision log.
 const (
 	// MaxLogLineBytes is the longest line: a decision over 4,096 endpoints has about
@@ -283,7 +286,7 @@ func (r *LogReader) Next() (*Logged, error) {
 			continue
 		}
 		l, err := r.parse(r.lines.Bytes())
-		if errors.Is(err, io.ErrUnexpectedEOF) && r.settings != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) && (r.settings != nil || isLogBegin(r.lines.Bytes())) {
 			r.cut++
 			continue
 		}
@@ -299,6 +302,25 @@ func (r *LogReader) Next() (*Logged, error) {
 		return nil, fmt.Errorf("%s: %w", r.name, err)
 	}
 	return nil, io.EOF
+}
+
+// isLogBegin says whether a line is a log's first, however early it is cut.
+func isLogBegin(text []byte) bool {
+	n := min(len(text), len(LogBegin))
+	return string(text[:n]) == LogBegin[:n]
+}
+
+// BeginsLog says whether text, of one line at least, is the beginning of a decision
+// log. Before its settings there may be lines that were to be these and were cut off.
+func BeginsLog(text []byte) bool {
+	for !bytes.HasPrefix(text, []byte(LogBegin)) {
+		first, rest, whole := bytes.Cut(text, []byte("\n"))
+		if !whole || len(first) == 0 || !isLogBegin(first) {
+			return false
+		}
+		text = rest
+	}
+	return true
 }
 
 func (r *LogReader) parse(text []byte) (*Logged, error) {

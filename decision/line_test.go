@@ -165,3 +165,24 @@ func BenchmarkLine(b *testing.B) {
 	}
 	b.ReportMetric(float64(len(line)), "B/line")
 }
+
+// TestLogBegins: a log may begin with settings that were cut off anywhere, as long as
+// whole ones follow; other lines that end too early are no log's.
+func TestLogBegins(t *testing.T) {
+	head, err := decision.AppendSettingsLine(nil, decision.Defaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cut := 1; cut < len(head)-1; cut++ {
+		text := string(head[:cut]) + "\n" + string(head)
+		r := decision.NewLogReader("log", strings.NewReader(text))
+		if l, err := r.Next(); err != nil || l.Settings == nil || r.Cut() != 1 || !decision.BeginsLog([]byte(text)) {
+			t.Errorf("cut after %d bytes: %v, %d cut", cut, err, r.Cut())
+		}
+	}
+	for _, text := range []string{"", "\n", `{"set`, `{"timestamp":1` + "\n" + string(head), `["settings"` + "\n" + string(head)} {
+		if _, err := decision.NewLogReader("log", strings.NewReader(text)).Next(); err == nil || decision.BeginsLog([]byte(text)) {
+			t.Errorf("%.30q is taken for a log: %v", text, err)
+		}
+	}
+}

@@ -11,15 +11,13 @@ import (
 const tier = "GPU"
 
 // nullBlock is the block that holds no tokens. It counts as one of the engine's
-// blocks, as in vLLM, and is the free queue's sentinel here.
+// blocks, as in vLLM.
 const nullBlock = 0
 
 // cacheBlock is one physical block of the KV cache. The known blocks form a tree:
 // each hangs below the one before it in its prompt.
 type cacheBlock struct {
 	hash uint64
-	// prev and next link the free queue; they mean nothing while refs > 0.
-	prev, next int32
 	// copy is the next block with the same hash, in the order they were stored.
 	copy int32
 	// refs counts the requests that hold the block. Invariant: refs >= 0.
@@ -28,26 +26,32 @@ type cacheBlock struct {
 	// finds. Of a copy it is the first block with its hash, which alone is in the
 	// tree.
 	up int32
-	// child is the first of the blocks below, sibling the next one below up.
-	child, sibling int32
+	// child is the first of the blocks below; sibling is the next one below up, and
+	// elder the one before, the null block for the first.
+	child, sibling, elder int32
 	// known is true while the block can be found by its hash.
-	known  bool
-	copied bool // a first block with the hash is there
-	orphan bool // in the index although it is no prompt's first block
+	known   bool
+	copied  bool // a first block with the hash is there
+	indexed bool // in the index
+	orphan  bool // what was above is not known any more
 }
 
-// cache is the KV cache: all blocks, the queue of free ones, and the index of
-// the known ones.
+// cache is the KV cache: all blocks, the free ones in the order in which they are
+// taken, and the index of the known ones.
 type cache struct {
 	blockTokens int
 	root        uint64
 
-	blocks []cacheBlock // [nullBlock] is the sentinel of the free queue
-	free   int          // length of the free queue
-	// index finds prompts' first blocks, and orphans: what was below a block that is
-	// not known any more.
+	blocks []cacheBlock
+	free   int // blocks that no request holds
+	// empty are the free blocks that have nothing to lose, the last one to be taken
+	// first; the others are taken after them, from lru.
+	empty []int32
+	lru   queue
+	// index finds prompts' first blocks, every block below another but the first of
+	// them, and orphans: what was below a block that is not known any more.
 	index   lookup
-	orphans int // blocks of the index that are
+	orphans int
 	known   int // blocks that can be found
 
 	events  []epp.BlockEvent
@@ -60,36 +64,28 @@ func newCache(blocks, blockTokens int, seed uint64) *cache {
 		blockTokens: blockTokens,
 		root:        seed,
 		blocks:      make([]cacheBlock, blocks),
+		free:        blocks - 1,
+		empty:       make([]int32, 0, blocks-1),
+		lru:         newQueue(blocks),
 		index:       newLookup(blocks),
 	}
-	for i := 1; i < blocks; i++ {
-		c.insert(int32(i), int32(i-1))
+	for i := blocks - 1; i > 0; i-- {
+		c.empty = append(c.empty, int32(i))
 	}
 	return c
 }
 
-// insert puts b into the free queue behind p: at its tail where p is the last
-// block, at its head where p is the null block.
-func (c *cache) insert(b, p int32) {
-	n := c.blocks[p].next
-	c.blocks[b].prev, c.blocks[b].next = p, n
-	c.blocks[p].next, c.blocks[n].prev = b, b
-	c.free++
-}
-
-// unlink takes b out of the free queue.
-func (c *cache) unlink(b int32) {
-	p, n := c.blocks[b].prev, c.blocks[b].next
-	c.blocks[p].next, c.blocks[n].prev = n, p
-	c.free--
-}
-
-// take returns the block at the head of the free queue, with one reference and
-// no content. The queue must not be empty.
+// take returns the free block that is to be taken next, with one reference and no
+// content. There must be one.
 func (c *cache) take() int32 {
-	b := c.blocks[nullBlock].next
-	c.unlink(b)
-	c.forget(b)
+	var b int32
+	if last := len(c.empty) - 1; last >= 0 {
+		b, c.empty = c.empty[last], c.empty[:last]
+	} else {
+		b = c.lru.take()
+		c.forget(b)
+	}
+	c.free--
 	c.blocks[b].refs = 1
 	return b
 }
@@ -97,7 +93,8 @@ func (c *cache) take() int32 {
 // hold adds a reference to a known block.
 func (c *cache) hold(b int32) {
 	if c.blocks[b].refs == 0 {
-		c.unlink(b)
+		c.lru.leave(b)
+		c.free--
 	}
 	c.blocks[b].refs++
 }
@@ -108,13 +105,15 @@ func (c *cache) hold(b int32) {
 func (c *cache) release(blocks []int32) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		b := blocks[i]
-		c.blocks[b].refs--
-		switch {
-		case c.blocks[b].refs > 0:
-		case c.blocks[b].known:
-			c.insert(b, c.blocks[nullBlock].prev)
-		default:
-			c.insert(b, nullBlock)
+		k := &c.blocks[b]
+		if k.refs--; k.refs > 0 {
+			continue
+		}
+		c.free++
+		if k.known {
+			c.lru.put(b)
+		} else {
+			c.empty = append(c.empty, b)
 		}
 	}
 }
@@ -125,12 +124,11 @@ func (c *cache) release(blocks []int32) {
 // would wait for memory at each.
 func (c *cache) find(hash uint64, p int32) int32 {
 	if p != nullBlock {
-		for b := c.blocks[p].child; b != nullBlock; b = c.blocks[b].sibling {
-			if c.blocks[b].hash == hash {
-				return b
-			}
+		b := c.blocks[p].child
+		if b != nullBlock && c.blocks[b].hash == hash {
+			return b
 		}
-		if c.orphans == 0 {
+		if c.orphans == 0 && (b == nullBlock || c.blocks[b].sibling == nullBlock) {
 			return nullBlock
 		}
 	}
@@ -150,8 +148,8 @@ func (c *cache) first(b int32) int32 {
 func (c *cache) store(b int32, hash uint64, before int32) {
 	p := c.first(before)
 	k := &c.blocks[b]
-	k.hash, k.known, k.copied, k.orphan = hash, true, false, false
-	k.up, k.child, k.sibling, k.copy = p, nullBlock, nullBlock, nullBlock
+	k.hash, k.known, k.copied, k.indexed, k.orphan = hash, true, false, false, false
+	k.up, k.child, k.sibling, k.elder, k.copy = p, nullBlock, nullBlock, nullBlock, nullBlock
 	c.known++
 	if first := c.find(hash, p); first != nullBlock {
 		k.copied, k.up = true, first
@@ -162,10 +160,36 @@ func (c *cache) store(b int32, hash uint64, before int32) {
 		return
 	}
 	if p == nullBlock {
-		c.index.put(c.index.at(hash, c.blocks), hash, b)
+		c.list(b)
 		return
 	}
-	k.sibling, c.blocks[p].child = c.blocks[p].child, b
+	elder, sibling := c.blocks[p].child, int32(nullBlock)
+	if elder != nullBlock {
+		sibling = c.blocks[elder].sibling
+		c.list(b)
+	}
+	c.link(p, elder, b)
+	c.link(p, b, sibling)
+}
+
+// list puts b into the index, in the place of the block with its hash if one is there.
+func (c *cache) list(b int32) {
+	k := &c.blocks[b]
+	k.indexed = true
+	c.index.put(c.index.at(k.hash, c.blocks), k.hash, b)
+}
+
+// link makes elder and sibling neighbours below p. The null block is none.
+func (c *cache) link(p, elder, sibling int32) {
+	if sibling != nullBlock {
+		c.blocks[sibling].elder = elder
+	}
+	switch {
+	case elder != nullBlock:
+		c.blocks[elder].sibling = sibling
+	case p != nullBlock:
+		c.blocks[p].child = sibling
+	}
 }
 
 // forget makes b unknown and tells of it, if it was known.
@@ -211,47 +235,39 @@ func (c *cache) promote(b int32) {
 	n := k.copy
 	heir := &c.blocks[n]
 	heir.copied, heir.orphan = false, k.orphan
-	heir.up, heir.child, heir.sibling = k.up, k.child, k.sibling
+	heir.up, heir.child = k.up, k.child
 	for i := heir.copy; i != nullBlock; i = c.blocks[i].copy {
 		c.blocks[i].up = n
 	}
 	for i := heir.child; i != nullBlock; i = c.blocks[i].sibling {
 		c.blocks[i].up = n
 	}
-	if k.up == nullBlock {
-		c.index.put(c.index.at(k.hash, c.blocks), k.hash, n)
-		return
+	c.link(k.up, k.elder, n)
+	c.link(k.up, n, k.sibling)
+	if k.indexed {
+		c.list(n)
 	}
-	*c.linkTo(b) = n
 }
 
 // prune takes b, which has no copy, out of the tree. What is below becomes orphans;
 // as blocks are taken tail first, nothing is as a rule.
 func (c *cache) prune(b int32) {
 	k := &c.blocks[b]
-	if k.up != nullBlock {
-		*c.linkTo(b) = k.sibling
-	} else {
+	if k.indexed {
 		c.index.remove(c.index.at(k.hash, c.blocks))
-		if k.orphan {
-			c.orphans--
-		}
 	}
+	if k.orphan {
+		c.orphans--
+	}
+	c.link(k.up, k.elder, k.sibling)
 	for i := k.child; i != nullBlock; {
 		o := &c.blocks[i]
-		c.index.put(c.index.at(o.hash, c.blocks), o.hash, i)
+		if !o.indexed {
+			c.list(i)
+		}
 		c.orphans++
-		i, o.up, o.sibling, o.orphan = o.sibling, nullBlock, nullBlock, true
+		i, o.up, o.sibling, o.elder, o.orphan = o.sibling, nullBlock, nullBlock, nullBlock, true
 	}
-}
-
-// linkTo returns the link of the tree that leads to b, which the index does not find.
-func (c *cache) linkTo(b int32) *int32 {
-	link := &c.blocks[c.blocks[b].up].child
-	for *link != b {
-		link = &c.blocks[*link].sibling
-	}
-	return link
 }
 
 // clear makes every block unknown and tells of it once.

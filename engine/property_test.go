@@ -207,9 +207,11 @@ func check(t *rapid.T, e *Engine, w *witness) {
 			known[b.hash]++
 		}
 	}
-	queued := 0
-	for b := c.blocks[nullBlock].next; b != nullBlock; b = c.blocks[b].next {
-		queued++
+	queued := len(c.empty)
+	for turn := c.lru.head; turn != c.lru.tail; turn++ {
+		if *c.lru.at(turn) != nullBlock {
+			queued++
+		}
 	}
 	if queued != c.free || queued+held != len(c.blocks)-1 {
 		t.Fatalf("%d blocks held, %d queued, %d counted, %d in all", held, queued, c.free, len(c.blocks)-1)

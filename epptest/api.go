@@ -26,6 +26,14 @@ func (p *process) handler() http.Handler {
 	inference("/v1/chat/completions", p.serveChat)
 	inference("/v1/completions", p.serveCompletion)
 	inference("/v1/embeddings", p.serveEmbedding)
+	inference("/v1/messages", p.serveMessages)
+	inference("/v1/responses", p.serveResponses)
+	for _, path := range []string{"/v1/rerank", "/v2/rerank", "/rerank"} {
+		inference(path, p.serveRerank)
+	}
+	for _, path := range []string{"/v1/score", "/score"} {
+		inference(path, p.serveScore)
+	}
 	for _, path := range []string{"/v1/chat/completions/render", "/v1/completions/render"} {
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
 			writeTypedError(w, http.StatusForbidden, "PermissionDeniedError", "",

@@ -37,6 +37,7 @@ type job struct {
 	*process
 	req       inferenceRequest
 	chat      bool
+	form      form // nil: of OpenAI's completions, chat or text
 	id, model string
 	created   int64
 	reply     []*reply
@@ -125,10 +126,7 @@ func (j *job) run(w http.ResponseWriter, r *http.Request, adapter string, prompt
 		}
 	}
 	j.created = time.Now().Unix()
-	j.model = j.req.Model
-	if j.model == "" {
-		j.model = j.cfg.Model
-	}
+	j.model = j.modelName(j.req.Model)
 	j.id = j.requestID(r)
 	defer func() {
 		for _, reply := range j.reply {
@@ -170,16 +168,13 @@ func (p *process) await(r *http.Request, reply *reply) error {
 
 // requestID is the id of the answer: vLLM takes the client's x-request-id.
 func (j *job) requestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	if id == "" {
-		j.mu.Lock()
-		id = j.newID()
-		j.mu.Unlock()
+	if _, ok := j.form.(*responsesForm); ok {
+		return j.answerID(r, "resp_")
 	}
 	if j.chat {
-		return "chatcmpl-" + id
+		return j.answerID(r, "chatcmpl-")
 	}
-	return "cmpl-" + id
+	return j.answerID(r, "cmpl-")
 }
 
 // answerLength is how many tokens the answer has, and why it ends there.
@@ -280,15 +275,6 @@ func (p *process) embeddings(r *http.Request, model string, replies []*reply) an
 		u.PromptTokens += len(reply.request.Tokens)
 	}
 	u.TotalTokens = u.PromptTokens
-	id := r.Header.Get("X-Request-Id")
-	if id == "" {
-		p.mu.Lock()
-		id = p.newID()
-		p.mu.Unlock()
-	}
-	if model == "" {
-		model = p.cfg.Model
-	}
 	return struct {
 		ID      string  `json:"id"`
 		Object  string  `json:"object"`
@@ -296,7 +282,7 @@ func (p *process) embeddings(r *http.Request, model string, replies []*reply) an
 		Model   string  `json:"model"`
 		Data    []datum `json:"data"`
 		Usage   usage   `json:"usage"`
-	}{"embd-" + id, "list", time.Now().Unix(), model, data, u}
+	}{p.answerID(r, "embd-"), "list", time.Now().Unix(), p.modelName(model), data, u}
 }
 
 // embed draws a vector of 8 numbers within -1 and 1 from a prompt.

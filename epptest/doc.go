@@ -4,7 +4,8 @@
 // # A fake vLLM
 //
 // [StartEngine] starts an engine that looks like vLLM 0.32 from outside: the
-// OpenAI API over HTTP with its streams, errors and usage blocks, the pages
+// OpenAI API over HTTP with its streams, errors and usage blocks, Anthropic's
+// /v1/messages, the pages
 // that routers read (/metrics, /v1/models, /tokenize, /health,
 // /kv_event_sources), LoRA adapters, sleep mode, and KV events with their replay
 // over ZMQ. Behind the sockets it runs the model of package engine: what it says
@@ -30,9 +31,11 @@
 // # What differs from vLLM
 //
 // A request's n is taken as 1, and sampling parameters are read over: there is
-// no sampling. Logprobs, tool calls and images are not there. Paths that vLLM
-// has and that are not named above are answered with 404. One server generates
-// and embeds, which needs two of vLLM.
+// no sampling. Logprobs, tool calls and images are not there: /v1/messages and
+// /v1/responses read messages of text alone, no response is kept, and errors have
+// OpenAI's form in each. A pair of /v1/rerank and /v1/score is one text behind the
+// other. Paths that vLLM has and that are not named above are answered with 404. One
+// server generates, embeds and rates, which needs three of vLLM.
 //
 // Invariants: no goroutine outlives [Engine.Close]; requests and their answers
 // are delivered in the order of the model's steps, events before answers. Lock

@@ -181,6 +181,9 @@ type textDelta struct {
 
 // whole is the answer of a request that is not a stream.
 func (j *job) whole() any {
+	if j.form != nil {
+		return j.form.whole(j)
+	}
 	ids := func(tokens []uint32) []uint32 {
 		if j.req.ReturnTokenIDs {
 			return tokens
@@ -233,29 +236,62 @@ func (j *job) stream(w http.ResponseWriter, r *http.Request) {
 			if err != nil {
 				panic(http.ErrAbortHandler) // nobody listens, or the process is gone
 			}
-			if sent == 0 && j.chat {
-				j.event(w, j.firstChunk(reply))
+			if sent == 0 {
+				j.begin(w, reply)
 			}
 			for ; sent < produced; sent++ {
-				j.event(w, j.tokenChunk(i, reply, sent))
+				j.token(w, i, reply, sent)
 			}
 			finished = done
 		}
 	}
+	if j.form != nil {
+		j.events(w, j.form.end(j))
+		return
+	}
 	if j.req.StreamOptions.IncludeUsage {
 		j.event(w, j.usageChunk())
 	}
-	j.write(w, []byte("[DONE]"))
+	j.write(w, "", []byte("[DONE]"))
+}
+
+// begin sends what comes before the first token.
+func (j *job) begin(w http.ResponseWriter, reply *reply) {
+	switch {
+	case j.form != nil:
+		j.events(w, j.form.begin(j))
+	case j.chat:
+		j.event(w, j.firstChunk(reply))
+	}
+}
+
+// token sends token n of the answer to prompt i.
+func (j *job) token(w http.ResponseWriter, i int, reply *reply, n int) {
+	if j.form != nil {
+		j.events(w, j.form.token(j, n))
+		return
+	}
+	j.event(w, j.tokenChunk(i, reply, n))
+}
+
+func (j *job) events(w http.ResponseWriter, events []event) {
+	for _, e := range events {
+		j.write(w, e.name, encodeJSON(e.data))
+	}
 }
 
 // event sends one event of a stream.
-func (j *job) event(w http.ResponseWriter, v any) { j.write(w, encodeJSON(v)) }
+func (j *job) event(w http.ResponseWriter, v any) { j.write(w, "", encodeJSON(v)) }
 
-func (j *job) write(w http.ResponseWriter, data []byte) {
+// write sends an event; most have no name.
+func (j *job) write(w http.ResponseWriter, name string, data []byte) {
 	cut, _ := w.(*cutWriter)
 	if cut != nil && cut.left == 0 {
 		resetConnection(cut.ResponseWriter)
 		panic(http.ErrAbortHandler)
+	}
+	if name != "" {
+		fmt.Fprintf(w, "event: %s\n", name)
 	}
 	w.Write([]byte("data: "))
 	w.Write(data)

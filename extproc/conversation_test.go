@@ -76,6 +76,7 @@ func newConversation(t *testing.T, d *datadriven.TestData) *conversation {
 	c.m = &machine{
 		id: "ID", maxBody: maxBody, pick: c.pick, request: unannounced, response: unannounced,
 		hold: func(n int) bool { held += n; return held <= maxBodies },
+		gone: func(in picker.Incoming) { fmt.Fprintf(&c.out, "  gone   %s %q id=%s\n", in.Method, in.Path, in.ID) },
 	}
 	return c
 }

@@ -47,6 +47,8 @@
 //   - The destination is set with overwrite, as header and as metadata, with the
 //     same value; the client's own control headers are removed, and in BUFFERED
 //     before we decide, so that nobody obeys them if we don't live to decide.
+//   - A stream that ends while the request's body comes is a client that went away.
+//     One whose request the gateway itself refuses shows that answer's headers first.
 //   - A message out of order ends the stream with InvalidArgument; nothing
 //     panics, and no request is answered twice.
 //   - Request and response bodies go back byte for byte, but for the model's name

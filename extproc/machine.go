@@ -71,6 +71,8 @@ type machine struct {
 	// that all streams share, and reports whether they were there.
 	pick func(picker.Incoming) (Carried, error)
 	hold func(n int) bool
+	// gone is told of a request whose client went away before its body was whole.
+	gone func(picker.Incoming)
 
 	// out is what to send now, in order.
 	out []*extprocv3.ProcessingResponse
@@ -455,6 +457,12 @@ func (m *machine) over(c cause) StreamEnd {
 		m.endPick(picker.Served)
 	default:
 		m.endPick(picker.ClientGone)
+	}
+	if (m.phase == held || m.phase == collecting) && c != byUs {
+		m.end.Outcome = picker.ClientGone.String()
+		in := m.in
+		in.ID = m.id
+		m.gone(in)
 	}
 	m.end.RequestMode, m.end.ResponseMode = m.request.String(), m.response.String()
 	if m.end.Outcome == "" {

@@ -26,6 +26,7 @@ type witness struct {
 	t       fatal
 	m       *machine
 	rides   []*ride
+	gone    []picker.Incoming
 	refuse  bool // the pick refuses
 	rewrite bool // the pick renames the model
 
@@ -44,6 +45,7 @@ func newWitness(t fatal) *witness {
 	w.m = &machine{
 		id: "ID", maxBody: witnessLimit, pick: w.pick, request: unannounced, response: unannounced,
 		hold: func(n int) bool { w.held += n; return true },
+		gone: func(in picker.Incoming) { w.gone = append(w.gone, in) },
 	}
 	return w
 }
@@ -131,6 +133,9 @@ func (w *witness) end(c cause) StreamEnd {
 	end := w.m.over(c)
 	if len(w.rides) > 1 || w.decisions > len(w.rides) {
 		w.t.Fatalf("%d picks, %d answers that name an endpoint", len(w.rides), w.decisions)
+	}
+	if alone := end.Outcome == "client_gone" && len(w.rides) == 0; alone != (len(w.gone) == 1) || len(w.gone) > 1 || alone && w.gone[0].ID != "ID" {
+		w.t.Fatalf("outcome %s with %d picks, gone %+v", end.Outcome, len(w.rides), w.gone)
 	}
 	for _, r := range w.rides { // End panics on a second call
 		select {
@@ -300,8 +305,10 @@ func (x *exchangeModel) outcome(sent []*extprocv3.ProcessingRequest, whole bool)
 	})
 	answered := last(func(r *extprocv3.ProcessingRequest) bool { return r.GetResponseHeaders() != nil })
 	switch {
-	case !bodyThrough:
+	case !bodyThrough && (len(sent) == 0 || answered || x.how == byUs):
 		return "unpicked"
+	case !bodyThrough:
+		return "client_gone"
 	case x.response != modeNone && whole:
 		return "served"
 	case x.how == byUs:
@@ -383,6 +390,7 @@ func TestRankHeader(t *testing.T) {
 		id: "ID", maxBody: witnessLimit, request: unannounced, response: unannounced,
 		pick: func(picker.Incoming) (Carried, error) { return at, nil },
 		hold: func(int) bool { return true },
+		gone: func(in picker.Incoming) { t.Errorf("gone: %+v", in) },
 	}
 	if err := m.feed(epptest.Announce(epptest.RequestHeaders(true, "X-Data-Parallel-Rank", "7"), modeBuffered, modeNone)); err != nil {
 		t.Fatal(err)

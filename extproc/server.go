@@ -29,6 +29,9 @@ type Options struct {
 	// Pick decides where a request runs and books it there. An error is told to
 	// the client as epp.AsError says.
 	Pick func(context.Context, picker.Incoming) (Carried, error)
+	// Gone is told of a request whose client went away while its body came; of the
+	// body nothing is said. Nil: nobody is told.
+	Gone func(picker.Incoming)
 	// Ready reports whether requests can be decided: false until the pool was
 	// read once. Nil: always. It is called by many goroutines at once.
 	Ready func() bool
@@ -92,8 +95,9 @@ type Hooks struct {
 
 // StreamEnd is what became of one stream, which is one request.
 type StreamEnd struct {
-	// Outcome is that of the pick, as picker.Outcome names it; "refused" where
-	// the client got an error of ours, "unpicked" where the stream ended before.
+	// Outcome is that of the pick, as picker.Outcome names it. Without a pick it is
+	// "refused" where the client got an error of ours, "client_gone" where the stream
+	// ended before the body was whole, else "unpicked".
 	Outcome string
 	// Refused is the error's reason where the client got one of ours, else empty.
 	Refused string
@@ -168,6 +172,9 @@ func (s *Server) newGRPC(creds credentials.TransportCredentials) *grpc.Server {
 func (o *Options) setDefaults() {
 	if o.Ready == nil {
 		o.Ready = func() bool { return true }
+	}
+	if o.Gone == nil {
+		o.Gone = func(picker.Incoming) {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -256,6 +263,7 @@ func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error
 	began, held := time.Now(), 0
 	m := &machine{
 		id:      picker.NewID(),
+		gone:    s.opts.Gone,
 		maxBody: s.opts.MaxBodyBytes,
 		pick:    func(in picker.Incoming) (Carried, error) { return s.opts.Pick(stream.Context(), in) },
 		hold: func(n int) bool {

@@ -92,6 +92,33 @@ func TestBookingHasTwoParts(t *testing.T) {
 	want(0, 0)
 }
 
+// TestUntoldOnce: that a scorer has no data of an endpoint is news once, by whichever
+// way it is told, and never of one that has left.
+func TestUntoldOnce(t *testing.T) {
+	tab := fleet.New(fleet.Options{})
+	a := join(tab, "a", "b")[0]
+	for _, c := range []struct {
+		of, scorer string
+		want       bool
+	}{{"a", "cache", true}, {"a", "cache", false}, {"b", "cache", true}, {"a", "adapter", true}, {"b", "cache", false}} {
+		b := book(t, tab, c.of, 1)
+		if got := b.Untold(c.scorer); got != c.want {
+			t.Errorf("%s of %s: %v", c.scorer, c.of, got)
+		}
+		b.End()
+	}
+	if a.Untold("cache") {
+		t.Error("a member and its bookings differ")
+	}
+	a.Leave()
+	if a.Untold("queue") {
+		t.Error("one that has left is warned of")
+	}
+	if b := join(tab, "a")[0]; !b.Untold("cache") {
+		t.Error("the next one of the name is not warned of")
+	}
+}
+
 // TestEndBeforeFirstToken releases both parts.
 func TestEndBeforeFirstToken(t *testing.T) {
 	tab := fleet.New(fleet.Options{})

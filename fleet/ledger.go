@@ -145,6 +145,12 @@ func (b Booking) Answered() {
 	})
 }
 
+// Untold is [Member.Untold] of the endpoint that has the booking.
+func (b Booking) Untold(scorer string) (first bool) {
+	b.with(func(e *entry) { first = e.m.noteUntold(scorer) })
+	return first
+}
+
 // ReleaseTokensByRate releases the booking's tokens when the endpoint will have
 // computed them at the rate that it has shown, for an edge that does not see the
 // first token.
@@ -273,17 +279,20 @@ func (b Booking) End() bool {
 
 // Served moves the booking to the endpoint of the given address, where another
 // one served the request than was picked: the one that was picked has failed it.
-// An unknown address changes nothing.
-func (b Booking) Served(now time.Time, address string) {
+// An unknown address changes nothing, and is the only one for which it returns
+// false of a booking that has not ended.
+func (b Booking) Served(now time.Time, address string) (known bool) {
 	b.with(func(e *entry) {
 		from := e.m
 		if from.endpoint.Address == address {
+			known = true
 			return
 		}
 		i := slices.IndexFunc(b.t.members, func(m *Member) bool { return m.endpoint.Address == address })
 		if i < 0 {
 			return
 		}
+		known = true
 		if from.pos >= 0 {
 			from.failed(now)
 		}
@@ -292,6 +301,7 @@ func (b Booking) Served(now time.Time, address string) {
 		e.hold()
 		b.t.release(from)
 	})
+	return known
 }
 
 // Expire ends the bookings that are older than the bound and returns how many

@@ -55,6 +55,9 @@ type Member struct {
 	// slow is how slow it is beside the pool; work has it as of Table.faded.
 	slow slowness
 
+	// untold are the scorers that Untold was called for, one of each.
+	untold []string
+
 	models []epp.Model
 	// adapters are those taken to be resident, the latest used last. It holds
 	// at most maxAdapters.
@@ -74,6 +77,23 @@ func (m *Member) Heard() bool {
 	m.t.mu.Lock()
 	defer m.t.mu.Unlock()
 	return m.signals().Heard
+}
+
+// Untold notes that the named scorer has no data of the endpoint, and reports whether
+// that is news: once for each scorer while the endpoint is in the pool.
+func (m *Member) Untold(scorer string) bool {
+	m.t.mu.Lock()
+	defer m.t.mu.Unlock()
+	return m.noteUntold(scorer)
+}
+
+// noteUntold is Untold; t.mu is held. There are as many scorers as are compiled in.
+func (m *Member) noteUntold(scorer string) bool {
+	if m.pos < 0 || slices.Contains(m.untold, scorer) {
+		return false
+	}
+	m.untold = append(m.untold, scorer)
+	return true
 }
 
 // signals are the member's, in the view or after it. t.mu is held.

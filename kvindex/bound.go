@@ -3,6 +3,7 @@ package kvindex
 import (
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 )
 
@@ -67,7 +68,10 @@ func (x *Index) step(l *lap, n int) {
 			l.slot++
 			continue
 		}
-		w.drop(lane, l.slot)
+		if w.drop(lane, l.slot) {
+			x.uproot(run{place, 1})
+		}
+		w.shown.Store(int64(w.blocks))
 		if l.quota--; l.sweep {
 			w.counts.Lapsed++
 			continue
@@ -224,61 +228,103 @@ func (w *Writer) makeRoom(l *lane) bool {
 	return !l.full()
 }
 
+// spareShare is one over the part of the nodes that is spare at least, as far as the
+// bound allows: with less the search for a free one gets long.
+const spareShare = 8
+
 // plant makes a node for a block and returns its place, or 0 where the bound
 // forbids it. after is the place of the block's parent, or 0 if that is not
 // there.
 func (x *Index) plant(hash uint64, set, after uint32) uint32 {
-	head := after == 0 || !x.nodes.free(after+1)
-	if s := x.table.shard(hash); head && s.full() {
-		now, renewed := s.size()
-		if renewed <= now {
-			x.bytes += renewed * 8
-		} else if !x.grow(renewed * 8) {
-			return 0
-		}
-		s.renew()
-		x.bytes -= now * 8
+	place := after + 1
+	next := after != 0 && x.nodes.free(place)
+	if !next && !x.makeEntry(hash) {
+		return 0
 	}
-	// Below an eighth of spare nodes the search for one gets long.
 	if spare := x.nodes.spare(); spare <= 0 {
 		if !x.grow(chunkBytes) || !x.nodes.addChunk() {
 			return 0
 		}
-	} else if spare < x.nodes.chunks*chunkNodes/8 && x.bytes+chunkBytes <= x.soft() && x.nodes.addChunk() {
+	} else if spare < x.nodes.chunks*chunkNodes/spareShare && x.bytes+chunkBytes <= x.soft() && x.nodes.addChunk() {
 		x.bytes += chunkBytes
 	}
-	place := x.nodes.take(after)
-	if x.given {
-		x.given = false
-		x.generation.Add(1)
-	}
-	n := x.nodes.at(place)
-	n.hash.Store(hash)
-	n.state.Store(state(x.clock.Load(), set)) // after the hash: a reader reads them the other way round
-	x.sets.records[set].nodes++
 	// A new chunk may have made room behind the parent.
-	if head && (after == 0 || place != after+1) {
+	if next = next || after != 0 && x.nodes.free(place); !next {
+		place = x.nodes.search()
+	}
+	x.sow(place, []uint64{hash}, set)
+	if !next {
 		x.nodes.setHead(place)
 		x.table.shard(hash).insert(hash, place)
 	}
 	return place
 }
 
-// uproot frees the node of a block that no endpoint holds.
-func (x *Index) uproot(place uint32) {
-	x.given = true
-	x.behead(place + 1)
-	if x.nodes.isHead(place) {
-		hash := x.nodes.at(place).hash.Load()
-		s := x.table.shard(hash)
-		s.remove(hash, place)
-		if now, renewed := s.size(); renewed*4 < now {
-			s.renew()
-			x.bytes -= (now - renewed) * 8
-		}
+// makeEntry makes room for the head of a run in the table, if the bound allows it.
+func (x *Index) makeEntry(hash uint64) bool {
+	s := x.table.shard(hash)
+	if !s.full() {
+		return true
 	}
-	if x.nodes.give(place) {
-		x.bytes -= chunkBytes
+	now, renewed := s.size()
+	if renewed <= now {
+		x.bytes += renewed * 8
+	} else if !x.grow(renewed * 8) {
+		return false
+	}
+	s.renew()
+	x.bytes -= now * 8
+	return true
+}
+
+// sow makes nodes for blocks that follow each other, from place on, where as many are
+// free and spare, behind the parent of the first. None is in the table.
+func (x *Index) sow(place uint32, hashes []uint64, set uint32) {
+	x.nodes.take(run{place, uint32(len(hashes))})
+	x.reuse()
+	s := state(x.clock.Load(), set)
+	for i, n := 0, x.nodes.from(place); i < len(hashes); i++ {
+		n[i].hash.Store(hashes[i])
+		n[i].state.Store(s) // after the hash: a reader reads them the other way round
+	}
+	x.sets.records[set].nodes += len(hashes)
+}
+
+// reuse is to be called before a place is written that was given up.
+func (x *Index) reuse() {
+	if x.given {
+		x.given = false
+		x.generation.Add(1)
+	}
+}
+
+// uproot frees the nodes of blocks that no endpoint holds.
+func (x *Index) uproot(r run) {
+	if r.n == 0 {
+		return
+	}
+	x.given = true
+	x.behead(r.place + r.n)
+	for r.n > 0 {
+		word := run{r.place, min(r.n, 64-r.place%64)}
+		for heads := x.nodes.headsOf(word); heads != 0; heads &= heads - 1 {
+			x.unlist(word.place&^63 + uint32(bits.TrailingZeros64(heads)))
+		}
+		if x.nodes.give(word) {
+			x.bytes -= chunkBytes
+		}
+		r.place, r.n = r.place+word.n, r.n-word.n
+	}
+}
+
+// unlist takes the head of a run out of the table.
+func (x *Index) unlist(place uint32) {
+	hash := x.nodes.at(place).hash.Load()
+	s := x.table.shard(hash)
+	s.remove(hash, place)
+	if now, renewed := s.size(); renewed*4 < now {
+		s.renew()
+		x.bytes -= (now - renewed) * 8
 	}
 }
 
@@ -301,12 +347,12 @@ func (x *Index) behead(place uint32) {
 
 // change gives a node another set, or none.
 func (x *Index) change(n *node, to uint32) {
-	from := n.set()
+	was := n.state.Load()
 	if to != 0 {
 		x.sets.records[to].nodes++
 	}
-	n.state.Store(state(n.stamp(), to))
-	x.release(from)
+	n.state.Store(state(uint32(was>>32), to))
+	x.release(uint32(was))
 }
 
 // release ends one node's use of a set.

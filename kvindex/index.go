@@ -171,11 +171,13 @@ const followBlocks = 32
 // its run, and have the same set. As long as the generation is the same, its
 // number is the same set, and there is nothing to do but compare.
 func (x *Index) follow(at *look, chain []uint64, now uint32) int {
-	run := x.nodes.behind(at.place)
-	run = run[:min(len(run), len(chain))]
+	nodes := x.nodes.from(at.place)
+	if len(nodes) > 0 {
+		nodes = nodes[1:min(len(nodes), len(chain)+1)]
+	}
 	done := 0
 	for {
-		n := alike(run[done:min(len(run), done+followBlocks)], chain[done:], state(now, at.number))
+		n := alike(nodes[done:min(len(nodes), done+followBlocks)], chain[done:], state(now, at.number))
 		if x.generation.Load() != at.generation {
 			return done
 		}
@@ -245,6 +247,11 @@ func (x *Index) placeOf(hash uint64, after uint32) uint32 {
 	if after != 0 && x.holds(after+1, hash) {
 		return after + 1
 	}
+	return x.headOf(hash)
+}
+
+// headOf returns the place of a block that is the head of a run, or 0. x.mu is held.
+func (x *Index) headOf(hash uint64) uint32 {
 	slots := *x.table.shard(hash).slots.Load()
 	tag := tag(hash)
 	for i := first(tag<<32, len(slots)); ; i = next(i, len(slots)) {
@@ -261,7 +268,7 @@ func (x *Index) placeOf(hash uint64, after uint32) uint32 {
 // holds reports whether the node at place is the block with this hash.
 func (x *Index) holds(place uint32, hash uint64) bool {
 	n := x.nodes.at(place)
-	return n != nil && n.live() && n.hash.Load() == hash
+	return n != nil && n.hash.Load() == hash && n.live()
 }
 
 // Endpoint opens a slot's side of the index. A slot has one writer at a time:

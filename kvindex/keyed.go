@@ -26,16 +26,12 @@ func (w *Writer) storeKeyed(l *lane, e *epp.BlockEvent) {
 			before = parent{place, e.Keys[from-1]}
 		}
 	}
-	for n := from; n < len(e.Hashes); n++ {
-		if (n-from)%warmBlocks == 0 {
-			w.warm(l, e.Hashes[n:min(n+warmBlocks, len(e.Hashes))])
-		}
-		place := w.hold(l, e.Hashes[n], e.Keys[n], before)
-		if place == 0 {
-			w.refuse(len(e.Hashes) - n)
+	for i, n := from, 0; i < len(e.Hashes); i += n {
+		end := min(i+warmBlocks, len(e.Hashes))
+		if n, before = w.holdAll(l, e.Hashes[i:end], e.Keys[i:end], before); i+n < end {
+			w.refuse(len(e.Hashes) - i - n)
 			return
 		}
-		before = parent{place, e.Keys[n]}
 	}
 }
 

@@ -85,3 +85,23 @@ func TestKeyedMalformed(t *testing.T) {
 		t.Errorf("%+v; want no block, 3 malformed", s)
 	}
 }
+
+// TestKeyTwice: a reporter's keys need not be a chain. A block that is told twice
+// under two names, in one event of new blocks, is one node with two copies.
+func TestKeyTwice(t *testing.T) {
+	x := New(Options{Key: 7})
+	w := x.Endpoint(0)
+	event := func(from uint64, keys ...uint64) []epp.BlockEvent {
+		e := epp.BlockEvent{Kind: epp.BlockStored, BlockTokens: 16, Keys: keys}
+		for i := range keys {
+			e.Hashes = append(e.Hashes, from+uint64(i))
+		}
+		return []epp.BlockEvent{e}
+	}
+	w.Apply(time.Time{}, event(1, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113))
+	w.Apply(time.Time{}, event(20, 201, 201, 202))
+	checkConsistent(t, x)
+	if s := w.Stats(); s.Blocks != 15 || s.Copies != 16 || s.Refused != 0 {
+		t.Errorf("%+v, want 15 blocks with 16 copies", s)
+	}
+}

@@ -50,7 +50,14 @@ func (l *lane) find(hash uint64) (slot int, place uint32) {
 	if len(l.copies) == 0 {
 		return -1, 0
 	}
-	slot = l.first(hash)
+	return l.findFrom(l.first(hash), hash)
+}
+
+// findFrom is find for who knows the slot where the search begins.
+func (l *lane) findFrom(slot int, hash uint64) (int, uint32) {
+	if len(l.copies) == 0 {
+		return -1, 0
+	}
 	for l.copies[slot].place != 0 && l.copies[slot].hash() != hash {
 		slot = next(slot, len(l.copies))
 	}

@@ -86,31 +86,53 @@ func (a *arena) at(place uint32) *node {
 	return &c[place%chunkNodes]
 }
 
-// behind returns the nodes after the one at place, as far as they lie beside it.
-func (a *arena) behind(place uint32) []node {
+// from returns the node at place and those after it, as far as they lie beside it.
+func (a *arena) from(place uint32) []node {
 	c := a.spine[place>>chunkBits].Load()
 	if c == nil {
 		return nil
 	}
-	return c[place%chunkNodes+1:]
+	return c[place%chunkNodes:]
 }
 
 // spare returns how many nodes can be given without a new chunk.
 func (a *arena) spare() int { return a.chunks*chunkNodes - a.live - 1 }
 
-// take gives a free node's place: the one behind after, so that blocks that
-// follow each other lie so, else the first of a free stretch. There must be a
-// spare one.
-func (a *arena) take(after uint32) uint32 {
-	place := after + 1
-	if after == 0 || !a.free(place) {
-		place = a.search()
+// run is places one after another.
+type run struct{ place, n uint32 }
+
+// extend adds a place at an end of r, or returns false if it is at none.
+func (r *run) extend(place uint32) bool {
+	switch place {
+	case r.place - 1: // engines remove the last block of a prompt first
+		r.place--
+	case r.place + r.n:
+	default:
+		return false
 	}
-	l := a.ledgers[place>>chunkBits]
-	l.free[place%chunkNodes/64] &^= 1 << (place % 64)
-	l.live++
-	a.live++
-	return place
+	r.n++
+	return true
+}
+
+// bits are those of r in a word of its ledger. It does not reach beyond that.
+func (r run) bits() uint64 { return math.MaxUint64 >> (64 - r.n) << (r.place % 64) }
+
+// freeRun returns how many places from this one on are free, as far as its word says.
+func (a *arena) freeRun(place uint32) int {
+	i := int(place >> chunkBits)
+	if i >= len(a.ledgers) || a.ledgers[i] == nil {
+		return 0
+	}
+	return bits.TrailingZeros64(^(a.ledgers[i].free[place%chunkNodes/64] >> (place % 64)))
+}
+
+// take takes free places, of one word. That of a block is the one behind its parent's,
+// so that blocks that follow each other lie so, else search's.
+func (a *arena) take(r run) {
+	l := a.ledgers[r.place>>chunkBits]
+	l.free[r.place%chunkNodes/64] &^= r.bits()
+	l.live += int(r.n)
+	a.live += int(r.n)
 }
 
 func (a *arena) free(place uint32) bool {
@@ -134,7 +156,8 @@ func (a *arena) setHead(place uint32) {
 // has one, in the hope of a word that is free altogether. It is a guess.
 const stretch = 16
 
-// search finds a free place: next fit over the words of free bits.
+// search finds a free place, the first of a free stretch: next fit over the words of
+// free bits. There must be a spare one.
 func (a *arena) search() uint32 {
 	const words = chunkNodes / 64
 	found, last := -1, 0
@@ -186,14 +209,19 @@ func (a *arena) addChunk() bool {
 	return false
 }
 
-// give takes a place back and reports whether a chunk was let go with it.
-func (a *arena) give(place uint32) bool {
-	i := place >> chunkBits
+// headsOf returns which nodes of r, of one word, are in the table, a bit each.
+func (a *arena) headsOf(r run) uint64 {
+	return a.ledgers[r.place>>chunkBits].heads[r.place%chunkNodes/64] & r.bits()
+}
+
+// give takes places back, of one word, and reports whether a chunk was let go with them.
+func (a *arena) give(r run) bool {
+	i := r.place >> chunkBits
 	l := a.ledgers[i]
-	l.free[place%chunkNodes/64] |= 1 << (place % 64)
-	l.heads[place%chunkNodes/64] &^= 1 << (place % 64)
-	l.live--
-	a.live--
+	l.free[r.place%chunkNodes/64] |= r.bits()
+	l.heads[r.place%chunkNodes/64] &^= r.bits()
+	l.live -= int(r.n)
+	a.live -= int(r.n)
 	if l.live > 0 || a.spare() < 2*chunkNodes {
 		return false
 	}

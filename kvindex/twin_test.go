@@ -154,6 +154,8 @@ func TestIndexIsItsTwin(t *testing.T) {
 		var late []lateEvent
 		now := time.Unix(100, 0)
 		slot := rapid.Custom(func(t *rapid.T) epp.Slot { return epp.Slot(rapid.IntRange(0, slots-1).Draw(t, "slot")) })
+		// Long events are stored as runs, short ones keep the tree branchy.
+		blocks := rapid.SampledFrom([]int{1, 2, 3, 4, 1, 2, 3, 4, 20})
 		tier := rapid.SampledFrom([]string{"GPU", "CPU"})
 		adapter := rapid.SampledFrom([]string{"", "", "sql"})
 		apply := func(s epp.Slot, e epp.BlockEvent) {
@@ -168,7 +170,7 @@ func TestIndexIsItsTwin(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"store": func(t *rapid.T) {
-				s, n, size := slot.Draw(t, "slot"), rapid.IntRange(1, 4).Draw(t, "blocks"), rapid.IntRange(1, 2).Draw(t, "size")
+				s, n, size := slot.Draw(t, "slot"), blocks.Draw(t, "blocks"), rapid.IntRange(1, 2).Draw(t, "size")
 				e := epp.BlockEvent{Kind: epp.BlockStored, Tier: tier.Draw(t, "tier"), BlockTokens: size, Tokens: drawTokens(t, n, size)}
 				if e.HasParent = rapid.IntRange(0, 3).Draw(t, "parent") > 0; e.HasParent {
 					e.Parent = name(t, s)
@@ -209,6 +211,14 @@ func TestIndexIsItsTwin(t *testing.T) {
 				for range rapid.IntRange(1, 3).Draw(t, "blocks") {
 					e.Hashes = append(e.Hashes, name(t, s))
 				}
+				apply(s, e)
+			},
+			"evict": func(t *rapid.T) { // what was stored together goes together, the last block first
+				s := slot.Draw(t, "slot")
+				e := epp.BlockEvent{Kind: epp.BlockRemoved, Tier: tier.Draw(t, "tier")}
+				to := rapid.IntRange(0, len(names[s])).Draw(t, "to")
+				e.Hashes = slices.Clone(names[s][max(0, to-rapid.IntRange(1, 24).Draw(t, "blocks")):to])
+				slices.Reverse(e.Hashes)
 				apply(s, e)
 			},
 			"clear": func(t *rapid.T) {

@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,8 @@ type Writer struct {
 	extra      map[uint32]uint32 // by place: copies beyond the first
 	besides    map[uint32]besides
 	copies     int          // entries of all lanes
-	blocks     atomic.Int64 // different blocks held; read without the lock
+	blocks     int          // different blocks held
+	shown      atomic.Int64 // blocks, as the last turn left them: read without the lock
 	parked     parking
 	joined     step        // the last one from a set to the one with this endpoint in it
 	parted     step        // and from a set to the one without it
@@ -48,10 +50,15 @@ type Writer struct {
 }
 
 // step is a way from one set to another, as long as no set's number was given up
-// since.
+// since. The zero step leads nowhere: the empty set is never at both ends.
 type step struct {
 	from, to uint32
 	epoch    int // of the sets, when it was made
+}
+
+// leads reports whether s is a step from a set, in this epoch.
+func (s *step) leads(from uint32, epoch int) bool {
+	return s.from == from && s.epoch == epoch && s.from|s.to != 0
 }
 
 // Apply applies events in order. now is the time of their arrival; the index
@@ -69,7 +76,7 @@ func (w *Writer) Apply(now time.Time, events []epp.BlockEvent) {
 		}
 		w.index.mu.Lock()
 		w.apply(&events[i])
-		w.index.unlock()
+		w.unlock()
 	}
 }
 
@@ -89,6 +96,12 @@ func (w *Writer) apply(e *epp.BlockEvent) {
 		w.counts.Malformed++
 	}
 	w.index.settle()
+}
+
+// unlock ends a turn.
+func (w *Writer) unlock() {
+	w.shown.Store(int64(w.blocks))
+	w.index.unlock()
 }
 
 // Clear drops all that the endpoint holds: it restarted, or its events begin
@@ -118,7 +131,7 @@ func (w *Writer) Close() {
 
 // Blocks returns how many different blocks the endpoint holds.
 // It waits for nothing.
-func (w *Writer) Blocks() int { return int(w.blocks.Load()) }
+func (w *Writer) Blocks() int { return int(w.shown.Load()) }
 
 // Incomplete reports whether blocks that the endpoint announced were dropped, by
 // a bound of ours, since it was last cleared. It waits for nothing.
@@ -137,7 +150,7 @@ type WriterStats struct {
 func (w *Writer) Stats() WriterStats {
 	w.index.mu.Lock()
 	defer w.index.mu.Unlock()
-	return WriterStats{int(w.blocks.Load()), w.copies, len(w.parked.blocks), w.incomplete.Load(), w.counts}
+	return WriterStats{w.blocks, w.copies, len(w.parked.blocks), w.incomplete.Load(), w.counts}
 }
 
 // Advance sets the index's clock to now, if that is later, and lets copies go whose
@@ -220,23 +233,14 @@ func (w *Writer) store(l *lane, e *epp.BlockEvent) {
 		w.holdAgain(l, slot, e.Hashes[i])
 		i++
 	}
-	for ; i < len(e.Hashes); i += warmBlocks {
+	before := parent{place, own}
+	for n := 0; i < len(e.Hashes); i += n {
 		hashes := e.Hashes[i:min(i+warmBlocks, len(e.Hashes))]
-		former := own
 		var space [warmBlocks]uint64
-		chain := appendOwn(space[:0], own, e, i, len(hashes))
-		own = chain[len(chain)-1]
-		w.warm(l, hashes)
-		for j, hash := range hashes {
-			if place = w.hold(l, hash, chain[j], parent{place, former}); place == 0 {
-				w.counts.Refused += uint64(len(e.Hashes) - i - j)
-				w.incomplete.Store(true)
-				return
-			}
-			former = chain[j]
-			if len(w.parked.blocks) > 0 {
-				w.unpark(l, hash, parent{place, former})
-			}
+		chain := appendOwn(space[:0], before.hash, e, i, len(hashes))
+		if n, before = w.holdAll(l, hashes, chain, before); n < len(hashes) {
+			w.refuse(len(e.Hashes) - i - n)
+			return
 		}
 	}
 }
@@ -279,6 +283,124 @@ func (p parent) of(x *Index) uint32 {
 	return 0
 }
 
+// holdAll holds up to warmBlocks blocks that follow one another, the first behind
+// before: hashes are the engine's, chain has ours. It returns how many it held, which
+// are less than all where a bound forbids one, and the last of them.
+func (w *Writer) holdAll(l *lane, hashes, chain []uint64, before parent) (n int, last parent) {
+	var begins [warmBlocks]uint32
+	w.warm(l, hashes, &begins)
+	if w.roomy(l, len(hashes)) {
+		n, before = w.holdNew(l, hashes, chain, before, &begins)
+	}
+	for ; n < len(hashes); n++ {
+		place := w.hold(l, hashes[n], chain[n], before)
+		if place == 0 {
+			break
+		}
+		before = parent{place, chain[n]}
+		if len(w.parked.blocks) > 0 {
+			w.unpark(l, hashes[n], before)
+		}
+	}
+	return n, before
+}
+
+// roomy reports whether n more copies in l are far from every bound, no lap is on and
+// no block waits for a parent: what hold does for each block beside holding it.
+func (w *Writer) roomy(l *lane, n int) bool {
+	x := w.index
+	return !x.lap.on && !w.lap.on && len(w.parked.blocks) == 0 &&
+		(l.live+n)*5 <= len(l.copies)*4 &&
+		w.copies+n < nearly(x.most) && x.copies+n < nearly(x.options.MaxCopies) &&
+		x.nodes.spare()-n >= x.nodes.chunks*chunkNodes/spareShare
+}
+
+// holdNew holds blocks, as holdAll says, up to the first whose engine hash l has
+// already, or which a bound forbids. There is room for all. begins says where in l the
+// search for each begins.
+//
+// It looks all blocks up that may be the heads of runs before it plants one: each node
+// that is written is a barrier for the loads that follow.
+func (w *Writer) holdNew(l *lane, hashes, chain []uint64, before parent, begins *[warmBlocks]uint32) (n int, last parent) {
+	x := w.index
+	now := x.clock.Load()
+	after := before.of(x)
+	var heads [warmBlocks]uint32
+	ahead := after == 0 || !x.holds(after+1, chain[0])
+	if ahead {
+		for i, own := range chain {
+			heads[i] = x.headOf(own)
+		}
+	}
+	for n < len(hashes) {
+		if ahead && after != 0 {
+			if m := w.sow(l, hashes[n:], chain[n:], after+1, begins[n:], heads[n:]); m > 0 {
+				n += m
+				after += uint32(m)
+				continue
+			}
+		}
+		slot, place := l.findFrom(int(begins[n]), hashes[n])
+		if place != 0 {
+			break
+		}
+		switch {
+		case after != 0 && x.holds(after+1, chain[n]):
+			place = after + 1
+		case ahead:
+			place = heads[n]
+		default:
+			place = x.headOf(chain[n])
+		}
+		if place != 0 {
+			if !w.share(place) {
+				break
+			}
+		} else {
+			if place = w.plant(chain[n], after); place == 0 {
+				break
+			}
+			// heads does not have it.
+			ahead = ahead && !slices.Contains(chain[n+1:], chain[n])
+		}
+		l.put(slot, hashes[n], place, now)
+		w.shift(place, l.depth, 1)
+		after = place
+		n++
+	}
+	w.copies += n
+	x.copies += n
+	w.counts.Stored += uint64(n)
+	if n == 0 {
+		return 0, before
+	}
+	return n, parent{after, chain[n-1]}
+}
+
+// sow makes a run of the leading blocks whose engine hashes l does not have, which are
+// no heads and for which there are free places from place on, and returns how many.
+func (w *Writer) sow(l *lane, hashes, chain []uint64, place uint32, begins, heads []uint32) (n int) {
+	x := w.index
+	now := x.clock.Load()
+	room := x.nodes.freeRun(place)
+	for n < len(hashes) && n < room && heads[n] == 0 {
+		slot, known := l.findFrom(int(begins[n]), hashes[n])
+		if known != 0 {
+			break
+		}
+		l.put(slot, hashes[n], place+uint32(n), now)
+		if l.depth != near {
+			w.shift(place+uint32(n), l.depth, 1)
+		}
+		n++
+	}
+	if n > 0 {
+		x.sow(place, chain[:n], w.join(0))
+		w.blocks += n
+	}
+	return n
+}
+
 // hold adds the copy with this engine hash of the block with this hash of ours,
 // and returns the block's place, or 0 where a bound forbids it.
 func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
@@ -294,7 +416,9 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 			w.holdAgain(l, slot, hash)
 			return place
 		}
-		w.drop(l, slot) // the engine gave its name to another block
+		if w.drop(l, slot) { // the engine gave its name to another block
+			x.uproot(run{place, 1})
+		}
 		w.counts.Removed++
 		slot, _ = l.find(hash)
 	}
@@ -305,14 +429,11 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 		slot, _ = l.find(hash)
 	}
 	after := before.of(x)
-	if place = x.placeOf(own, after); place == 0 {
-		to := w.join(0)
-		if place = x.plant(own, to, after); place == 0 {
-			x.abandon(to)
+	if place = x.placeOf(own, after); place != 0 {
+		if !w.share(place) {
 			return 0
 		}
-		w.blocks.Add(1)
-	} else if !w.share(place) {
+	} else if place = w.plant(own, after); place == 0 {
 		return 0
 	}
 	l.put(slot, hash, place, x.clock.Load())
@@ -320,6 +441,19 @@ func (w *Writer) hold(l *lane, hash, own uint64, before parent) uint32 {
 	w.copies++
 	x.copies++
 	w.counts.Stored++
+	return place
+}
+
+// plant makes a node for a block that nobody holds and returns its place, or 0 where
+// a bound forbids it. after is the place of the block's parent, or 0.
+func (w *Writer) plant(own uint64, after uint32) uint32 {
+	to := w.join(0)
+	place := w.index.plant(own, to, after)
+	if place == 0 {
+		w.index.abandon(to)
+		return 0
+	}
+	w.blocks++
 	return place
 }
 
@@ -347,7 +481,7 @@ func (w *Writer) share(place uint32) bool {
 		return false
 	}
 	x.change(n, to)
-	w.blocks.Add(1)
+	w.blocks++
 	return true
 }
 
@@ -397,18 +531,13 @@ func (w *Writer) removeAgain(l *lane, hash uint64) bool {
 // join returns the number of the set that has this endpoint besides those in
 // from.
 func (w *Writer) join(from uint32) uint32 {
-	return w.take(&w.joined, from)
-}
-
-// take returns where s leads to from a set, and makes it a step from there where
-// it is not.
-func (w *Writer) take(s *step, from uint32) uint32 {
-	if s.to == 0 || s.from != from || s.epoch != w.index.sets.epoch {
-		w.find(s, from)
+	if !w.joined.leads(from, w.index.sets.epoch) {
+		w.find(&w.joined, from)
 	}
-	return s.to
+	return w.joined.to
 }
 
+// find makes s the step from a set to the one that differs from it by this endpoint.
 func (w *Writer) find(s *step, from uint32) {
 	x := w.index
 	to, grown := x.sets.get(from, w.slot)
@@ -416,23 +545,32 @@ func (w *Writer) find(s *step, from uint32) {
 	*s = step{from, to, x.sets.epoch}
 }
 
-// remove removes copies, or what is parked under their names.
+// remove removes copies, or what is parked under their names. Nodes that nobody holds
+// any more go run by run.
 func (w *Writer) remove(l *lane, hashes []uint64) {
-	for i, hash := range hashes {
-		if i%warmBlocks == 0 {
-			w.warm(l, hashes[i:min(i+warmBlocks, len(hashes))])
-		}
-		slot, place := l.find(hash)
-		switch {
-		case len(l.again) > 0 && w.removeAgain(l, hash):
-		case place != 0:
-			w.drop(l, slot)
-			w.counts.Removed++
-		case w.unparkOnly(parkedKey{l, hash}):
-		default:
-			w.counts.UnknownRemovals++
+	var begins [warmBlocks]uint32
+	var left run
+	for len(hashes) > 0 {
+		batch := hashes[:min(warmBlocks, len(hashes))]
+		hashes = hashes[len(batch):]
+		w.warm(l, batch, &begins)
+		for i, hash := range batch {
+			slot, place := l.findFrom(int(begins[i]), hash)
+			switch {
+			case len(l.again) > 0 && w.removeAgain(l, hash):
+			case place != 0:
+				w.counts.Removed++
+				if w.drop(l, slot) && !left.extend(place) {
+					w.index.uproot(left)
+					left = run{place, 1}
+				}
+			case w.unparkOnly(parkedKey{l, hash}):
+			default:
+				w.counts.UnknownRemovals++
+			}
 		}
 	}
+	w.index.uproot(left)
 	w.shrink(l)
 }
 
@@ -441,22 +579,25 @@ func (w *Writer) remove(l *lane, hashes []uint64) {
 const warmBlocks = 16
 
 // warm reads where the blocks with these engine hashes have their copies, one
-// load not waiting for another. One block after another would wait for memory at
-// each: BenchmarkStoreRemove.
-func (w *Writer) warm(l *lane, hashes []uint64) {
+// load not waiting for another, and says in slots where the search for each begins.
+// One block after another would wait for memory at each: BenchmarkStoreRemove.
+func (w *Writer) warm(l *lane, hashes []uint64, begins *[warmBlocks]uint32) {
 	if len(l.copies) == 0 {
 		return
 	}
 	var sum uint32
-	for _, hash := range hashes {
-		sum += l.copies[l.first(hash)].place
+	for i, hash := range hashes {
+		slot := l.first(hash)
+		begins[i] = uint32(slot)
+		sum += l.copies[slot].place
 	}
 	w.index.warmed += sum
 }
 
 // drop removes the copy in a slot of l, however often it is there, and the
-// endpoint from its block if that was the last copy.
-func (w *Writer) drop(l *lane, slot int) {
+// endpoint from its block if that was the last copy. It reports whether that was the
+// last endpoint: then the caller uproots the block.
+func (w *Writer) drop(l *lane, slot int) (last bool) {
 	place := l.copies[slot].place
 	if len(l.again) > 0 {
 		if hash := l.copies[slot].hash(); l.again[hash] > 0 {
@@ -465,7 +606,9 @@ func (w *Writer) drop(l *lane, slot int) {
 		}
 	}
 	l.remove(slot)
-	w.shift(place, l.depth, -1)
+	if l.depth != near {
+		w.shift(place, l.depth, -1)
+	}
 	w.copies--
 	w.index.copies--
 	extra := uint32(0)
@@ -474,35 +617,34 @@ func (w *Writer) drop(l *lane, slot int) {
 	}
 	switch extra {
 	case 0:
-		w.leave(place)
+		return w.leave(place)
 	case 1:
 		delete(w.extra, place)
 		w.index.bytes -= mapEntryBytes
 	default:
 		w.extra[place]--
 	}
+	return false
 }
 
-// leave takes the endpoint out of a block's set, if it is in it.
-func (w *Writer) leave(place uint32) {
+// leave takes the endpoint out of a block's set, if it is in it, and reports whether it
+// was the last one there: then the caller uproots the block.
+func (w *Writer) leave(place uint32) (last bool) {
 	x := w.index
 	n := x.nodes.at(place)
-	if n == nil || !n.live() {
-		return
+	if n == nil {
+		return false
 	}
-	s := x.sets.at(n.set())
-	if !s.has(w.slot) {
-		return
+	if from := n.set(); !w.parted.leads(from, x.sets.epoch) {
+		if from == 0 || !x.sets.at(from).has(w.slot) {
+			return false
+		}
+		w.find(&w.parted, from)
 	}
-	to := uint32(0)
-	if s.n > 1 {
-		to = w.take(&w.parted, n.set())
-	}
+	to := w.parted.to
 	x.change(n, to)
-	if to == 0 {
-		x.uproot(place)
-	}
-	w.blocks.Add(-1)
+	w.blocks--
+	return to == 0
 }
 
 // shrink gives back slots of a lane that is less than a quarter full.
@@ -524,7 +666,7 @@ func laneSize(copies int) int { return copies + copies*7/8 + laneMinSlots }
 func (w *Writer) clear() {
 	x := w.index
 	x.mu.Lock()
-	defer x.unlock()
+	defer w.unlock()
 	lanes := w.lanes
 	w.lanes = nil
 	x.bytes -= len(w.extra)*mapEntryBytes + w.parked.bytes
@@ -537,11 +679,13 @@ func (w *Writer) clear() {
 		l.again = nil
 		for i, c := range l.copies {
 			if i%clearStep == clearStep-1 {
-				x.unlock()
+				w.unlock()
 				x.mu.Lock()
 			}
 			if c.place != 0 {
-				w.leave(c.place)
+				if w.leave(c.place) {
+					x.uproot(run{c.place, 1})
+				}
 				w.copies--
 				x.copies--
 				w.counts.Removed++

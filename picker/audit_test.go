@@ -91,3 +91,39 @@ func TestRepeatedStores(t *testing.T) {
 		}
 	}
 }
+
+// TestServedOutsideThePool: a gateway that splits a route over two pools asks one
+// pool's picker and may take the other pool. What comes of that is of no endpoint
+// of ours: its errors cost no health, its cache confirms and refutes nothing, its
+// prompt teaches nothing, and nothing is in flight.
+func TestServedOutsideThePool(t *testing.T) {
+	text := strings.Repeat("said before ", 40)
+	body := fmt.Sprintf(`{"model":"m","prompt":%q}`, text)
+	for _, heard := range []bool{false, true} {
+		p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}, Learn: true}, "a")
+		if heard {
+			p.members["a"].Apply(start, stored(byteTokens(text), 16))
+			p.members["a"].Incomplete(start, false)
+		}
+		for _, status := range []int{200, 500, 500, 500, 500} {
+			pk, err := p.post("/v1/completions", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pk.Served("10.9.9.9:8000")
+			if n := p.fleet.Ledger().Requests; n != 0 {
+				t.Errorf("%d requests in flight", n)
+			}
+			pk.ResponseHeader(status, "application/json", "")
+			pk.ResponseBody(fmt.Appendf(nil, `{"choices":[],"usage":{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":0}}}`, len(pk.Request.Tokens)))
+			pk.End(picker.Served)
+		}
+		state := p.fleet.Snapshot()[0]
+		if total := state.Truth.Total(); state.Signals.Health != 1 || state.Signals.Doubt != 0 || total != [len(total)]uint64{} {
+			t.Errorf("health %v, doubt %d, verdicts %v: all of them of another pool's endpoint", state.Signals.Health, state.Signals.Doubt, total)
+		}
+		if n := p.OwnBlocks(); n != 0 {
+			t.Errorf("%d blocks were learned of an endpoint that did not compute them", n)
+		}
+	}
+}

@@ -638,20 +638,33 @@ func TestCaseI1(t *testing.T) {
 // decision, its line and one warning say so by the scorer's name, until the adapter
 // was sent there or the page tells of adapters.
 func TestCaseN2AdaptersUntold(t *testing.T) {
-	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}}, "a")
-	a := p.members["a"]
-	a.Models([]epp.Model{{Name: "base"}, {Name: "sql", Parent: "base"}, {Name: "chat", Parent: "base"}, {Name: "new", Parent: "base"}})
+	p := newPool(t, decision.Defaults(), picker.Options{Tokenizer: byteTokenizer{}})
+	models := []epp.Model{{Name: "base"}, {Name: "sql", Parent: "base"}, {Name: "chat", Parent: "base"}, {Name: "new", Parent: "base"}}
+	var a *fleet.Member
+	joins := func(name string) {
+		if a != nil {
+			a.Leave()
+		}
+		a = p.fleet.Join(epp.Endpoint{Name: name, Address: "10.0.0.7:8000"})
+		a.Models(models)
+	}
 	for _, c := range []struct {
+		joins           string // in place of the one before
 		model           string
 		told            bool
 		warned, unknown bool
 	}{
-		{"base", false, false, false},
-		{"sql", false, true, true},
-		{"sql", false, false, false}, // it was sent there
-		{"chat", false, false, true}, // the warning comes once
-		{"new", true, false, false},
+		{"a", "base", false, false, false},
+		{"", "sql", false, true, true},
+		{"", "sql", false, false, false}, // it was sent there
+		{"", "chat", false, false, true}, // the warning comes once
+		{"b", "sql", false, true, true},  // of each endpoint
+		{"a", "sql", false, true, true},  // and of one that is back anew
+		{"", "new", true, false, false},
 	} {
+		if c.joins != "" {
+			joins(c.joins)
+		}
 		if c.told {
 			a.Load(a.Begin(p.now), p.now, epp.Load{Running: epp.Known(0), Waiting: epp.Known(0), MaxAdapters: 2})
 		}
@@ -662,7 +675,7 @@ func TestCaseN2AdaptersUntold(t *testing.T) {
 		}
 		pk.End(picker.Served)
 		rec, log := p.last(), p.log.String()
-		warned := strings.Contains(log, `"level":"WARN","msg":"no data for a scorer","scorer":"adapter","pod":"a"`)
+		warned := strings.Contains(log, `"level":"WARN","msg":"no data for a scorer","scorer":"adapter","pod":"`+rec.Candidates[0].Name+`"`)
 		unknown := rec.Candidates[0].Guessed(decision.AdapterFactor)
 		logged := regexp.MustCompile(`"noData":"[a-z,]*adapter"`).MatchString(log)
 		if warned != c.warned || unknown != c.unknown || logged != c.unknown {

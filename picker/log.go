@@ -14,32 +14,6 @@ import (
 // weights' intermediates.
 const LevelTrace = slog.LevelDebug - 4
 
-// logSources warns, once, of a policy that rates what nobody tells.
-func (p *Picker) logSources() {
-	for _, w := range p.Policy().Settings.Weights {
-		if w.Name != decision.CacheScorer || w.Value == 0 {
-			continue
-		}
-		if p.opt.Tokenizer == nil && p.opt.AskEngine == nil && !p.opt.Learn {
-			p.opt.Log.Warn("no data for a scorer", "scorer", w.Name, "weight", w.Value,
-				"detail", "no tokenizer, no engine to ask and no learning: only prompts sent as token IDs can match")
-		}
-	}
-}
-
-// logAdapters warns, once, of a pick for an adapter by an endpoint that does not tell
-// which it has.
-func (p *Picker) logAdapters(rec *decision.Record) {
-	if rec.Chosen < 0 || !rec.Candidates[rec.Chosen].Guessed(decision.AdapterFactor) {
-		return
-	}
-	p.adaptersUntold.Do(func() {
-		c := &rec.Candidates[rec.Chosen]
-		p.opt.Log.Warn("no data for a scorer", "scorer", decision.AdapterScorer, "pod", c.Name, "address", c.Address,
-			"detail", "its page has no metric of LoRA adapters: only those that we sent there count as resident")
-	})
-}
-
 // logReceived is the first log point: what the request asks. No prompt text, at
 // any level.
 func (pk *Pick) logReceived(log *slog.Logger) {
@@ -192,7 +166,7 @@ func (pk *Pick) logTrace(ctx context.Context, log *slog.Logger, rec *decision.Re
 // failures.
 func logEnd(log *slog.Logger, p *Pick, end *decision.End) {
 	log.LogAttrs(context.Background(), slog.LevelDebug, "ended",
-		slog.String("requestID", p.Request.ID), slog.String("pod", p.Endpoint.Name), slog.String("outcome", end.Outcome),
+		slog.String("requestID", p.Request.ID), slog.String("pod", p.Endpoint.Name), slog.String("address", p.Endpoint.Address), slog.String("servedBy", p.servedBy), slog.String("outcome", end.Outcome),
 		slog.Int("status", end.Status), slog.Duration("ttft", end.TTFT),
 		slog.Int("promptTokens", end.PromptTokens), slog.Int("predictedTokens", p.predicted), slog.Int("cachedTokens", end.CachedTokens))
 }

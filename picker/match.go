@@ -176,7 +176,7 @@ func (pk *Pick) cachedAt(c *decision.Candidate) int {
 // learn remembers that an endpoint has computed the prompt.
 func (pk *Pick) learn(at epp.Endpoint) {
 	l := pk.owner.learned
-	if l == nil || !pk.unheard || pk.learnt || pk.s == nil || pk.status >= 300 {
+	if l == nil || !pk.unheard || pk.learnt || pk.elsewhere() || pk.s == nil || pk.status >= 300 {
 		return
 	}
 	pk.learnt = true

@@ -92,11 +92,12 @@ type Pick struct {
 	// where byBytes is true.
 	promptTokens []uint32
 	byBytes      bool
-	partial      bool // Request.Tokens are not the engine's whole prompt, token for token
-	guessed      bool // what our own picks have taught is in the match
-	unheard      bool // the endpoint does not tell that it has the prompt
-	learnt       bool // this prompt, by its endpoint
-	decoded      int  // bytes to give back
+	partial      bool   // Request.Tokens are not the engine's whole prompt, token for token
+	guessed      bool   // what our own picks have taught is in the match
+	unheard      bool   // the endpoint does not tell that it has the prompt
+	learnt       bool   // this prompt, by its endpoint
+	servedBy     string // the address that has served, where the edge was told of it
+	decoded      int    // bytes to give back
 
 	booking   fleet.Booking
 	seq       uint64 // of the record
@@ -141,9 +142,16 @@ func (p *Pick) Next(failed Outcome) bool {
 }
 
 // Served tells which address has served the request, where that may be another
-// than was picked: the booking moves there.
+// than was picked: the booking moves there. An address outside of the pool (a
+// gateway whose route has two pools may take the other) ends it: what the answer
+// says is of no endpoint of ours. In neither case has the picked endpoint computed
+// the prompt.
 func (p *Pick) Served(address string) {
-	p.booking.Served(p.owner.opt.Now(), address)
+	p.servedBy = address
+	if now := p.owner.opt.Now(); !p.booking.Served(now, address) {
+		p.booking.Judge(now, fleet.Undecided)
+		p.booking.End()
+	}
 	p.owner.opt.Ring.Served(p.seq, address)
 }
 
@@ -246,6 +254,9 @@ func (p *Pick) finish(o Outcome) {
 		})
 	}
 }
+
+// elsewhere is true where another address has served than was picked.
+func (p *Pick) elsewhere() bool { return p.servedBy != "" && p.servedBy != p.Endpoint.Address }
 
 // free gives the scratch memory back.
 func (p *Pick) free() {

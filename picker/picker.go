@@ -128,9 +128,6 @@ type Picker struct {
 	learned *learned // nil: nothing is learned from our own picks
 	recent  recent
 
-	// adaptersUntold is done when a pick had no data of adapters.
-	adaptersUntold sync.Once
-
 	// joinsParts and mergesSystem are what the template does, putsAround what the
 	// tokenizer does, found out once.
 	joinsParts, mergesSystem, putsAround func() bool
@@ -163,7 +160,7 @@ func New(opt Options) *Picker {
 	p.policy.Store(opt.Policy)
 	p.SetNames(opt.Names)
 	p.scratch.New = func() any { return new(scratch) }
-	p.logSources()
+	p.warnSources()
 	return p
 }
 
@@ -197,10 +194,7 @@ type scratch struct {
 // tokens may wait, until ctx ends and for Options.AskBudget in all at most, and
 // prompts of more than 256 KiB for each other.
 func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
-	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight, seed: p.opt.Seed()}
-	pk.Request = epp.Request{
-		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
-	}
+	pk := p.begin(&in)
 	err := pk.prepare(ctx, &in)
 	if err == nil {
 		err = pk.decide(ctx)
@@ -212,6 +206,23 @@ func (p *Picker) Pick(ctx context.Context, in Incoming) (*Pick, error) {
 		return nil, err
 	}
 	return pk, nil
+}
+
+// begin returns a pick of which nothing is known but what the edge says.
+func (p *Picker) begin(in *Incoming) *Pick {
+	pk := &Pick{owner: p, s: p.scratch.Get().(*scratch), Body: in.Body, sight: in.Sight, seed: p.opt.Seed()}
+	pk.Request = epp.Request{
+		ID: in.ID, ClientID: cut(in.ClientID, maxClientID), Path: in.Path, Subset: in.Subset, Received: p.opt.Now(),
+	}
+	return pk
+}
+
+// Gone records, as refused, a request whose client went away before its edge had the
+// whole body: there was nothing to decide.
+func (p *Picker) Gone(in Incoming) {
+	pk := p.begin(&in)
+	pk.refuse(epp.Errorf(epp.BadRequest, ClientGone.String(), "client went away before its body was whole"))
+	pk.free()
 }
 
 // prepare reads the body, resolves the model, and makes the prompt into block
@@ -323,6 +334,7 @@ func (pk *Pick) decide(ctx context.Context) error {
 		return err
 	}
 	pk.booking = booking
+	pk.warnAdapters(rec)
 	pk.remember(now, &rec.Candidates[rec.Chosen])
 	if pk.sight != SeesAll || !r.Stream { // a whole answer does not tell when its first token came
 		booking.ReleaseTokensByRate(now)
@@ -346,7 +358,6 @@ func (pk *Pick) describe(rec *decision.Record) {
 // finishRecord logs the record, shows it to the hooks and puts it into the ring.
 func (pk *Pick) finishRecord(ctx context.Context, rec *decision.Record) {
 	logDecision(ctx, pk.owner.opt.Log, rec)
-	pk.owner.logAdapters(rec)
 	pk.logTrace(ctx, pk.owner.opt.Log, rec)
 	if f := pk.owner.opt.Hooks.Decided; f != nil {
 		f(rec, pk.chainOf())

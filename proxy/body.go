@@ -1,11 +1,11 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net/http"
 	"os"
+	"syscall"
 	"time"
 
 	"epp.internal/epp"
@@ -75,14 +75,19 @@ func (x *exchange) hold(n int) bool {
 	return true
 }
 
+// bodyCutOff is the reason of a body whose client went away: it closed its connection,
+// or its half of it, or reset its stream. Whether it still reads cannot be known, so
+// it is answered all the same (RFC 9112, section 8).
+const bodyCutOff = "body_cut_off"
+
 // bodyError says why a body could not be read to its end.
 func (x *exchange) bodyError(err error) *epp.Error {
 	e := epp.Errorf(epp.BadRequest, "body_malformed", "body is malformed: its chunks or its length are wrong")
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		e = epp.Errorf(epp.BadRequest, "body_too_slow", "body did not arrive within %v", x.p.opts.BodyTimeout)
-	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.Canceled):
-		e = epp.Errorf(epp.BadRequest, "body_cut_off", "body ends before its announced length")
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), x.in.Context().Err() != nil && !x.p.cut.Load():
+		e = epp.Errorf(epp.BadRequest, bodyCutOff, "body ends before its announced length")
 	}
 	e.Err = err
 	return e

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -74,7 +75,93 @@ func TestBodySlowOrCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	body, _ = io.ReadAll(res.Body)
-	wantError(t, res, string(body), 400, "body_cut_off")
+	wantError(t, res, string(body), 400, "body_cut_off") // it may read still
+}
+
+// A client that goes away while it sends its body is one that went away, by whichever
+// end of its connection; what does not arrive in time, or is no body, is not.
+func TestClientGoneWhileSending(t *testing.T) {
+	// The answer 100 Continue says that the body is awaited.
+	const head = "POST /v1/completions HTTP/1.1\r\nHost: epp\r\nX-Request-Id: theirs\r\nExpect: 100-continue\r\n"
+	const awaited = "HTTP/1.1 100 Continue\r\n\r\n"
+	gone := make(chan picker.Incoming, 1)
+	o := Options{Gone: func(in picker.Incoming) { gone <- in }}
+	reset := func(c *net.TCPConn) error { return errors.Join(c.SetLinger(0), c.Close()) }
+	for name, way := range map[string]struct {
+		length, body string
+		leave        func(*net.TCPConn) error
+	}{
+		"closed":         {"Content-Length: 57", "{", (*net.TCPConn).Close},
+		"half closed":    {"Content-Length: 57", "{", (*net.TCPConn).CloseWrite},
+		"reset":          {"Content-Length: 57", "{", reset},
+		"closed, chunks": {"Transfer-Encoding: chunked", "1\r\n{\r\n", (*net.TCPConn).Close},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, o, nobody)
+			conn, r := h.raw(head + way.length + "\r\n\r\n")
+			if _, err := io.ReadFull(r, make([]byte, len(awaited))); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(conn, way.body); err != nil {
+				t.Fatal(err)
+			}
+			if err := way.leave(conn.(*net.TCPConn)); err != nil {
+				t.Error(err)
+			}
+			wantGone(t, h, gone)
+		})
+	}
+	protocols(t, func(t *testing.T, client *http.Client) {
+		h := newHouse(t, o, nobody)
+		r, w := io.Pipe()
+		req := h.request("POST", "/v1/completions", "", "X-Request-Id", "theirs")
+		req.Body, req.ContentLength = r, -1
+		done := make(chan error, 1)
+		go func() {
+			_, err := client.Do(req)
+			done <- err
+		}()
+		for range 2 { // the first one is under way when the second is taken
+			if _, err := io.WriteString(w, "{"); err != nil {
+				t.Error(err)
+			}
+		}
+		w.CloseWithError(errors.New("no more"))
+		if err := <-done; err == nil {
+			t.Error("an answer to half a request")
+		}
+		wantGone(t, h, gone)
+	})
+	h := newHouse(t, o, nobody)
+	conn, r := h.raw(head + "Transfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+	defer conn.Close()
+	if _, err := io.ReadFull(r, make([]byte, len(awaited))); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(res.Body)
+	wantError(t, res, string(body), 400, "body_malformed")
+	if len(gone) != 0 {
+		t.Error("a body that is none counts as a client that went away")
+	}
+}
+
+// wantGone waits until a house knows that its one client went away.
+func wantGone(t *testing.T, h *house, gone <-chan picker.Incoming) {
+	t.Helper()
+	in := <-gone
+	if in.Path != "/v1/completions" || in.ClientID != "theirs" || in.ID == "" || in.Body != nil {
+		t.Errorf("told %+v", in)
+	}
+	h.proxy.flights.wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.answers) != 1 || h.answers[0] != "/v1/completions 499" {
+		t.Errorf("counted as %q", h.answers)
+	}
 }
 
 // A pause between two requests of one connection is no slow body, and a slow

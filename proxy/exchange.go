@@ -81,6 +81,12 @@ func (x *exchange) end() {
 // infer answers the paths that an endpoint serves.
 func (x *exchange) infer() {
 	body, e := x.readBody()
+	if e != nil && e.Reason == bodyCutOff {
+		x.p.opts.Gone(x.incoming(nil))
+		x.fail(e)
+		x.status = StatusClientGone
+		return
+	}
 	if e != nil {
 		x.refuse(e)
 		return
@@ -89,15 +95,7 @@ func (x *exchange) infer() {
 		x.refuse(epp.Errorf(epp.BadRequest, "body_empty", "body is empty: this path takes a JSON object"))
 		return
 	}
-	c, err := x.p.opts.Pick(x.in.Context(), picker.Incoming{
-		ID:              x.id,
-		ClientID:        x.in.Header.Get("X-Request-Id"),
-		Method:          x.in.Method,
-		Path:            x.path,
-		ContentEncoding: strings.Join(x.in.Header["Content-Encoding"], ", "),
-		Objective:       x.in.Header.Get(picker.ObjectiveHeader),
-		Body:            body,
-	})
+	c, err := x.p.opts.Pick(x.in.Context(), x.incoming(body))
 	if err == nil && c == nil {
 		err = errNoBooking
 	}
@@ -109,6 +107,19 @@ func (x *exchange) infer() {
 		return
 	}
 	x.carry(c)
+}
+
+// incoming is what the picker is told of the request.
+func (x *exchange) incoming(body []byte) picker.Incoming {
+	return picker.Incoming{
+		ID:              x.id,
+		ClientID:        x.in.Header.Get("X-Request-Id"),
+		Method:          x.in.Method,
+		Path:            x.path,
+		ContentEncoding: strings.Join(x.in.Header["Content-Encoding"], ", "),
+		Objective:       x.in.Header.Get(picker.ObjectiveHeader),
+		Body:            body,
+	}
 }
 
 // carry sends the request, passes the answer on and ends the pick. It panics

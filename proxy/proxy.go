@@ -47,6 +47,9 @@ type Options struct {
 	// Pick decides where a request runs and books it there. An error is told to
 	// the client as epp.AsError says.
 	Pick func(context.Context, picker.Incoming) (Carried, error)
+	// Gone is told of a request whose client went away while its body came; of the
+	// body nothing is said. Nil: nobody is told.
+	Gone func(picker.Incoming)
 	// Models are what GET /v1/models lists. Nil: none.
 	Models func() []epp.Model
 	// Logger gets the proxy's own events: a retry, a refusal, an answer cut off.
@@ -93,7 +96,7 @@ type Options struct {
 type Hooks struct {
 	// Answered is called once for each request when it ended. path is of the
 	// proxy's own list, or "other"; status is what the client got, 499 for a
-	// client that went away before it got one.
+	// client that went away before it got one, or before it had sent its body.
 	Answered func(path string, status int, elapsed time.Duration)
 	// Retried is called when a request is sent a second time.
 	Retried func(failed picker.Outcome)
@@ -103,8 +106,8 @@ type Hooks struct {
 	CutOff func(picker.Outcome)
 }
 
-// StatusClientGone is what [Hooks] are told where no status was sent. It never
-// goes over the wire. Source: nginx.
+// StatusClientGone is what [Hooks] are told of a client that went away. It never goes
+// over the wire. Source: nginx.
 const StatusClientGone = 499
 
 // route is a path of the API and how it is answered.
@@ -167,6 +170,9 @@ func New(o Options) *Proxy {
 func (o *Options) setDefaults() {
 	if o.Models == nil {
 		o.Models = func() []epp.Model { return nil }
+	}
+	if o.Gone == nil {
+		o.Gone = func(picker.Incoming) {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -121,8 +121,7 @@ func (w *window) add(slot int, now time.Duration, prefill float64) {
 // node's count by its miss rate and the endpoints that share it; here a prompt counts
 // with what was not cached when it was sent. Preble moves subtrees, and gives a single
 // hot node to more endpoints when times to first token double; here what would go to
-// the heaviest endpoint is moved, and no node is given to more. AIBrix takes the
-// median time a token has taken; here it is what that begins with, prebleStepTime.
+// the heaviest endpoint is moved, and no node is given to more.
 type preble struct {
 	rand    *rand.Rand
 	guard   bool
@@ -138,11 +137,14 @@ type preble struct {
 }
 
 const (
-	prebleWindow   = 3 * time.Minute
-	prebleRound    = 50
-	prebleUneven   = 1.5
-	prebleDecoded  = 45   // tokens of an answer
-	prebleStepTime = 0.15 // seconds a token takes, at the start
+	prebleWindow  = 3 * time.Minute
+	prebleRound   = 50
+	prebleUneven  = 1.5
+	prebleDecoded = 45 // tokens of an answer
+	// prebleStepTime is the seconds that a token takes. AIBrix would take the median of
+	// what was measured, and measures nothing. Source: its prefix_cache_preble.go, where
+	// only tests write avgTimePerTokenPerPod.
+	prebleStepTime = 0.15
 )
 
 func (p *preble) choose(in *input) int {

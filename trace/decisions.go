@@ -11,9 +11,6 @@ import (
 	"epp.internal/epp/decision"
 )
 
-// decisionsBegin is how every decision log begins.
-var decisionsBegin = []byte(`{"settings":`)
-
 // unknownAnswer is the length of an answer that nobody has told, in tokens, where
 // no answer's length is known: then it is the mean of those that are. A guess, near
 // the mean of Mooncake's and Azure's conversations.

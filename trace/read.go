@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"epp.internal/epp/decision"
 )
 
 // headBytes is how much of a file is looked at to tell its form: more than a log
@@ -26,7 +28,7 @@ func Read(name string, r io.Reader) (*Trace, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	switch {
-	case bytes.HasPrefix(head, decisionsBegin):
+	case decision.BeginsLog(head):
 		return ReadDecisions(name, b)
 	case bytes.HasPrefix(head, []byte("{")) && isOpenAILog(head):
 		return ReadOpenAILog(name, b)

@@ -149,12 +149,18 @@ func lines(name string, r io.Reader, f func(line int, text []byte) error) error 
 			continue
 		}
 		if err := f(n, s.Bytes()); err != nil {
+			if s.Err() != nil && !s.Scan() { // the last line is what could be read of one
+				n--
+				break
+			}
 			return fmt.Errorf("%s:%d: %w", name, n, err)
 		}
 	}
 	switch err := s.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
 		return fmt.Errorf("%s:%d: line is longer than %d bytes", name, n+1, MaxLineBytes)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%s: is cut off after line %d: %w", name, n, err)
 	case err != nil:
 		return fmt.Errorf("%s: %w", name, err)
 	}

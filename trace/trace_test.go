@@ -99,6 +99,7 @@ func gzipped(text string) string {
 }
 
 func TestRefused(t *testing.T) {
+	packed := gzipped(strings.Repeat("{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n", 3))
 	for text, want := range map[string]string{
 		"":      `t: begins with "": want a Mooncake trace`,
 		"hello": `t: begins with "hello": want a Mooncake trace`,
@@ -116,6 +117,8 @@ func TestRefused(t *testing.T) {
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,3":    "t:2: row has 2 columns: want 3",
 		"TIMESTAMP,Context,GeneratedTokens\n":                                       `t:1: head is "TIMESTAMP,Context,GeneratedTokens"`,
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n":                                 "t: no request in it",
+		packed[:len(packed)-1]:                                                      "t: is cut off after line 3: unexpected EOF",
+		packed[:40]:                                                                 "t: is cut off after line 0: unexpected EOF",
 		"\x1f\x8bno gzip, whatever it says at its head":                             "t: gzip: invalid header",
 	} {
 		_, err := trace.Read("t", strings.NewReader(text))

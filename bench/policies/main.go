@@ -54,6 +54,7 @@ var tables = []struct {
 	{"generated", (*bench).generated},
 	{"faults", (*bench).faults},
 	{"day", (*bench).day},
+	{"rates", (*bench).rates},
 	{"held", (*bench).held},
 }
 
@@ -77,7 +78,7 @@ func (b *bench) main(conversation string, names []string) error {
 		}
 	}
 	if made < len(names) {
-		return fmt.Errorf("tables %q: have claims, inputs, spread, generated, faults, day, held", names)
+		return fmt.Errorf("tables %q: have claims, inputs, spread, generated, faults, day, rates, held", names)
 	}
 	return nil
 }
@@ -357,6 +358,26 @@ func (b *bench) day() error {
 	defer func() { b.seeds = seeds }()
 	const rate = 0.5
 	return b.shares("24 hours, synthetic `bursts`, 43,200 requests, a rolling restart at noon, one seed:", cfg, trace.Workload{Kind: "bursts", Requests: 24 * 3600 * rate, Rate: rate})
+}
+
+// rates is two minutes of bursts, at rates where nothing waits and where much does.
+func (b *bench) rates() error {
+	policies := append(append([]string{}, oursAll...), "least-conn")
+	fmt.Printf("\n| requests a second | **%s** | %s |\n|---|---|---|---|---|\n", strings.Join(oursAll, "** | **"), policies[len(policies)-1])
+	for _, rate := range []float64{8, 24, 48, 96} {
+		fmt.Printf("| %.0f |", rate)
+		for _, name := range policies {
+			cfg := pool(8)
+			cfg.Policy = name
+			f, err := b.run(cfg, trace.Workload{Kind: "bursts", Requests: int(120 * rate), Rate: rate})
+			if err != nil {
+				return err
+			}
+			fmt.Printf(" %.2f–%.2f, %s ms |", f.least, f.most, thousands(f.p99))
+		}
+		fmt.Println()
+	}
+	return nil
 }
 
 // claims prints what package sim says of the claims.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"epp.internal/epp/decision"
@@ -18,12 +18,15 @@ import (
 
 // journal writes every decision into a file (log.decisions). No request waits for
 // the disk, nor for a line to be made: what is to be written is copied into a queue,
-// and what finds it full is dropped and counted. A nil journal writes nothing.
+// and what finds it full is dropped and counted. After an error of the disk lines are
+// dropped and counted too, until the file can be written again. A nil journal writes
+// nothing.
 type journal struct {
 	path    string
 	most    int64
 	log     *slog.Logger
 	dropped atomic.Uint64
+	told    atomic.Bool  // that a line was dropped while the disk was well
 	waiting atomic.Int64 // bytes in the queue
 	done    chan error
 
@@ -32,12 +35,35 @@ type journal struct {
 	closed bool
 
 	// The writer's own.
-	file *os.File
-	out  *bufio.Writer
-	size int64
+	file *os.File // nil while broken
+	size int64    // of the file, once rows are in it
+	rows rows
 	made *decision.Settings // what the last decision in the file was made by
 	head []byte             // their line, with which a new file begins
 	line []byte
+	outage
+}
+
+// rows are lines that are not in the file yet.
+type rows struct {
+	text []byte
+	ends []rowEnd
+}
+
+// rowEnd is where in the text a line ends that is a decision's or an end's.
+type rowEnd struct {
+	at       int
+	decision bool
+}
+
+// outage is a time in which the file cannot be written.
+type outage struct {
+	broken    error            // nil: there is none
+	since     time.Time        // its begin
+	wait      time.Duration    // before the next try
+	again     <-chan time.Time // the next try; nil: there is no outage
+	back      time.Time        // the end of the one before
+	decisions int              // lost in it
 }
 
 // noted is a decision or an end that is to be written.
@@ -52,6 +78,15 @@ type noted struct {
 const (
 	journalQueue = 1 << 14
 	journalBytes = 32 << 20
+)
+
+const (
+	// journalRows is how many bytes of lines go to the disk at once, at the latest.
+	journalRows = 64 << 10
+	// journalRetry is how long after an error the file is tried again; after each
+	// further error the wait is doubled, up to journalRetryMost.
+	journalRetry     = time.Second
+	journalRetryMost = time.Minute
 )
 
 // openJournal opens the file and goes on behind what is there; an empty path is no
@@ -70,7 +105,8 @@ func openJournal(path string, most int64, log *slog.Logger) (*journal, error) {
 
 // open opens the file, for its owner alone: who asked what, and when, is nobody
 // else's. Nor does another process write to it: its decisions would be read as made
-// by our settings. A line that a crash has cut off is ended there.
+// by our settings. A line that a crash or an error has cut off is
+// ended there.
 func (j *journal) open() error {
 	f, err := os.OpenFile(j.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -80,7 +116,7 @@ func (j *journal) open() error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	j.file, j.out, j.size = f, bufio.NewWriterSize(f, 64<<10), size
+	j.file, j.size = f, size
 	return nil
 }
 
@@ -149,9 +185,11 @@ func (j *journal) put(n noted) {
 	j.drop(nil)
 }
 
-// drop counts a line that is lost; err is nil where there was no room.
+// drop counts a line that is lost while the disk is well; err is nil where there was
+// no room.
 func (j *journal) drop(err error) {
-	if j.dropped.Add(1) == 1 {
+	j.dropped.Add(1)
+	if !j.told.Swap(true) {
 		j.log.Warn("a line of the decision log is dropped; later ones are only counted", "path", j.path, "error", err)
 	}
 }
@@ -166,68 +204,79 @@ func (j *journal) lost() uint64 {
 
 // write is the writer: it empties the queue, and flushes whenever that is empty.
 func (j *journal) write() {
-	var broken error
-	for n := range j.queue {
-		j.waiting.Add(-n.bytes)
-		if broken == nil {
-			broken = j.append(&n)
-		}
-		if broken != nil {
-			j.drop(broken)
+	for {
+		select {
+		case n, open := <-j.queue:
+			if !open {
+				j.done <- j.end()
+				return
+			}
+			j.waiting.Add(-n.bytes)
+			j.take(&n)
+		case <-j.again:
+			j.retry()
 		}
 	}
-	if broken == nil {
-		broken = j.out.Flush()
-	}
-	j.done <- errors.Join(broken, j.file.Close())
 }
 
-// append writes a line, behind the settings that it was made by. The error is the
-// disk's; a record that JSON cannot say is dropped alone.
-func (j *journal) append(n *noted) (err error) {
-	if n.end != nil {
-		j.line, err = decision.AppendEndLine(j.line[:0], n.end)
-	} else {
-		j.line, err = decision.AppendDecisionLine(j.line[:0], n.rec, n.chain)
+// take writes a line, behind the settings that it was made by. A record that JSON
+// cannot say is dropped alone.
+func (j *journal) take(n *noted) {
+	if j.broken != nil {
+		j.lose(n.rec != nil)
+		return
 	}
-	var head []byte
-	if err == nil && n.rec != nil && n.rec.Settings != j.made {
-		head, err = decision.AppendSettingsLine(nil, n.rec.Settings)
-	}
+	head, err := j.make(n)
 	if err != nil {
 		j.drop(err)
-		return nil
+		return
+	}
+	if j.full(len(head) + len(j.line)) {
+		if err := j.turn(); err != nil {
+			j.lose(n.rec != nil)
+			j.fail(err)
+			return
+		}
 	}
 	if head != nil {
-		if err := j.flow(head); err != nil {
-			return err
-		}
 		j.made, j.head = n.rec.Settings, head
+		j.add(head)
 	}
-	if err := j.flow(j.line); err != nil {
-		return err
+	j.add(j.line)
+	j.rows.ends = append(j.rows.ends, rowEnd{len(j.rows.text), n.rec != nil})
+	if len(j.queue) == 0 || len(j.rows.text) >= journalRows {
+		if err := j.flush(); err != nil {
+			j.fail(err)
+		}
 	}
-	if len(j.queue) == 0 {
-		return j.out.Flush()
-	}
-	return nil
 }
 
-// flow writes bytes, in a new file where this one is full.
-func (j *journal) flow(text []byte) error {
-	if j.size+int64(len(text)) > j.most && j.size > int64(len(j.head)) {
-		if err := j.turn(); err != nil {
-			return err
-		}
+// make makes the line of n, and that of its settings where these are new.
+func (j *journal) make(n *noted) (head []byte, err error) {
+	if n.end != nil {
+		j.line, err = decision.AppendEndLine(j.line[:0], n.end)
+		return nil, err
 	}
-	_, err := j.out.Write(text)
+	if j.line, err = decision.AppendDecisionLine(j.line[:0], n.rec, n.chain); err != nil || n.rec.Settings == j.made {
+		return nil, err
+	}
+	return decision.AppendSettingsLine(nil, n.rec.Settings)
+}
+
+// add adds text to what the next flush writes.
+func (j *journal) add(text []byte) {
+	j.rows.text = append(j.rows.text, text...)
 	j.size += int64(len(text))
-	return err
+}
+
+// full says whether the file has no room for so many bytes more.
+func (j *journal) full(bytes int) bool {
+	return j.size+int64(bytes) > j.most && j.size > int64(len(j.head))
 }
 
 // turn makes the file FILE.1 and begins a new one, with the settings that hold.
 func (j *journal) turn() error {
-	if err := errors.Join(j.out.Flush(), j.file.Close()); err != nil {
+	if err := errors.Join(j.flush(), j.shut()); err != nil {
 		return err
 	}
 	if err := os.Rename(j.path, j.path+".1"); err != nil {
@@ -236,9 +285,90 @@ func (j *journal) turn() error {
 	if err := j.open(); err != nil {
 		return err
 	}
-	_, err := j.out.Write(j.head)
-	j.size += int64(len(j.head))
+	j.add(j.head)
+	return nil
+}
+
+// flush writes the rows. After an error those remain that are not in the file; one
+// that lacks its line feed alone is in it, since the next opening adds that.
+func (j *journal) flush() error {
+	n, err := j.file.Write(j.rows.text)
+	j.rows.ends = slices.DeleteFunc(j.rows.ends, func(e rowEnd) bool { return e.at <= n+1 })
+	j.rows.text = j.rows.text[:0]
 	return err
+}
+
+// shut closes the file, if it is open.
+func (j *journal) shut() error {
+	if j.file == nil {
+		return nil
+	}
+	f := j.file
+	j.file = nil
+	return f.Close()
+}
+
+// lose counts a line that an outage costs.
+func (j *journal) lose(isDecision bool) {
+	j.dropped.Add(1)
+	if isDecision {
+		j.decisions++
+	}
+}
+
+// fail begins an outage.
+func (j *journal) fail(err error) {
+	now := time.Now()
+	if j.back.IsZero() || now.Sub(j.back) >= journalRetryMost {
+		j.wait = journalRetry
+	}
+	j.since = now
+	j.hold(err)
+	j.log.Warn("the decision log cannot be written: decisions are lost until it can", "path", j.path, "error", j.broken)
+}
+
+// hold leaves the file alone until the next try.
+func (j *journal) hold(err error) {
+	for _, e := range j.rows.ends {
+		j.lose(e.decision)
+	}
+	j.rows.text, j.rows.ends = j.rows.text[:0], j.rows.ends[:0]
+	j.broken = errors.Join(err, j.shut())
+	j.again = time.After(j.wait)
+	j.wait = min(2*j.wait, journalRetryMost)
+}
+
+// retry ends the outage if the file can be opened and takes the settings that hold.
+func (j *journal) retry() {
+	if err := j.reopen(); err != nil {
+		j.hold(err)
+		return
+	}
+	now := time.Now()
+	j.log.Info("the decision log is written again", "path", j.path, "decisionsLost", j.decisions, "after", now.Sub(j.since))
+	j.broken, j.again, j.back, j.decisions = nil, nil, now, 0
+}
+
+// reopen opens the file after an error, and goes on behind what is there.
+func (j *journal) reopen() error {
+	if err := j.open(); err != nil {
+		return err
+	}
+	if !j.full(len(j.head)) {
+		j.add(j.head)
+	} else if err := j.turn(); err != nil {
+		return err
+	}
+	return j.flush()
+}
+
+// end flushes and closes the file; the error is why what is lost last is lost.
+func (j *journal) end() error {
+	err := j.broken
+	if err == nil {
+		err = j.flush()
+	}
+	return errors.Join(err, j.shut())
 }
 
 // close writes what is queued and closes the file.

@@ -67,7 +67,7 @@ kinds are crash, restart, slow, hang, ecc, up and down.`,
 func (s *simulation) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.trace, "trace", "", "the trace, a file")
 	f.StringVar(&s.workload.Kind, "generate", "", "generate a trace of this kind instead")
-	f.IntVar(&s.workload.Requests, "requests", 0, fmt.Sprintf("requests to generate (default %d)", trace.DefaultRequests))
+	f.IntVar(&s.workload.Requests, "requests", trace.DefaultRequests, "requests to generate")
 	f.Float64Var(&s.workload.Rate, "rate", 0, "requests a second to generate (default the kind's own)")
 	f.StringSliceVar(&s.profiles, "profile", []string{engine.Profiles[0].Name}, "the engines' hardware; of several the endpoints have each in turn")
 	f.IntVar(&s.cfg.Endpoints, "pods", 8, "endpoints")
@@ -252,6 +252,9 @@ func (s *simulation) load() (*trace.Trace, error) {
 	case s.trace != "" && s.workload.Kind != "":
 		return nil, errors.New("--trace and --generate: want one of them")
 	case s.workload.Kind != "":
+		if s.workload.Requests == 0 { // else it would be the default
+			return nil, fmt.Errorf("--requests 0: want 1–%d", trace.MaxRequests)
+		}
 		s.workload.Seed = s.cfg.Seed
 		return trace.Generate(s.workload)
 	case s.trace == "":

@@ -117,6 +117,7 @@ func TestSimRefuses(t *testing.T) {
 		{[]string{"--generate", "hot", "--report-lag", "0"}, "--report-lag 0s: want 1ms or more"},
 		{[]string{"--generate", "hot", "--kv-tokens", "-1"}, "--kv-tokens -1: want 16–67108864"},
 		{[]string{"--generate", "hot", "--kv-tokens", "9000000000000"}, "--kv-tokens 9000000000000: want 16–67108864"},
+		{[]string{"--generate", "hot", "--requests", "0"}, "--requests 0: want 1–4194304"},
 		{[]string{"--generate", "hot", "--rate", "0.00001"}, "workload hot: 5000 requests at a rate of 1e-05 take 500000000 s: want at most 1339200"},
 		{[]string{"--generate", "hot", "--fault", "slow@0s:0:1m:2x"}, `"2x" cannot be read: want kind@time`},
 		{[]string{"--generate", "hot", "--fault", "slow@0s:0:1m:NaN"}, "fault slow: factor NaN: want 0.001"},

@@ -123,7 +123,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		return nil, err
 	}
 	s.proxy = proxy.New(proxy.Options{
-		Pick: proxy.By(s.picker), Models: s.models, Logger: log,
+		Pick: proxy.By(s.picker), Gone: s.picker.Gone, Models: s.models, Logger: log,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), MaxHeaderBytes: int(cfg.Limits.HeaderBytes),
 		EngineTimeout: cfg.Timeouts.Answer.Duration, DrainTime: cfg.Timeouts.Drain.Duration,
 		Hooks: proxy.Hooks{
@@ -134,7 +134,7 @@ func build(cfg *config.Config, tok picker.Tokenizer, log *slog.Logger, w watch) 
 		},
 	})
 	s.extproc = extproc.NewServer(extproc.Options{
-		Pick: extproc.By(s.picker), Ready: s.roster.ready.is.Load, Logger: log,
+		Pick: extproc.By(s.picker), Gone: s.picker.Gone, Ready: s.roster.ready.is.Load, Logger: log,
 		Insecure: cfg.TLS.Insecure, CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBodiesBytes: int(cfg.Limits.BodiesBytes), DrainTime: cfg.Timeouts.Drain.Duration,
 		Hooks: extproc.Hooks{Ended: func(e extproc.StreamEnd) {
@@ -364,20 +364,11 @@ func (s *system) expire(ctx context.Context) {
 }
 
 // warnSilent warns of an endpoint that has not told of its cache for as long as
-// silentAfter: the cache scorer has no data of it.
+// silentAfter.
 func (k *sink) warnSilent() {
 	if !k.Heard() {
-		k.log.Warn("no data for a scorer", "scorer", decision.CacheScorer, "address", k.Endpoint().Address,
-			"detail", "no KV event has come for a minute; "+k.s.guess())
+		k.s.picker.Untold(decision.CacheScorer, k.Endpoint(), k.Untold)
 	}
-}
-
-// guess says what stands in for KV events.
-func (s *system) guess() string {
-	if s.cfg.Cache.Source == config.CacheEvents {
-		return "its cache counts as empty"
-	}
-	return "its cache is guessed from our own picks (approximate mode)"
 }
 
 // warmEvery is how often the endpoints' caches are compared.
