@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -122,6 +123,9 @@ func (s *simulation) run(ctx context.Context) error {
 	if err := s.prepare(); err != nil {
 		return err
 	}
+	if err := checkOut("--html", s.html); err != nil {
+		return err
+	}
 	results := []simResult{}
 	var rows []sim.Summary
 	var runs []*sim.Result
@@ -132,6 +136,9 @@ func (s *simulation) run(ctx context.Context) error {
 		cfg.Progress = p.show
 		r, err := sim.Run(ctx, cfg)
 		p.end()
+		if errors.Is(err, context.Canceled) {
+			return fmt.Errorf("sim: interrupted in policy %s (%d of %d): no figures", name, i+1, len(s.policies))
+		}
 		if err != nil {
 			return err
 		}
@@ -288,6 +295,25 @@ func (s *simulation) note() string {
 		note += fmt.Sprintf("; %d lines of the log were cut off and are left out", n)
 	}
 	return note
+}
+
+// checkOut returns why a file could not be written after a long run, before that
+// begins. No path is no file.
+func checkOut(flag, path string) error {
+	info, err := os.Stat(path)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	if path == "" || err == nil && !info.IsDir() && !info.Mode().IsRegular() { // a pipe is open once
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	err = f.Close()
+	if isNew {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
 }
 
 // page writes the report with plots.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -31,6 +32,12 @@ The trace is best one of your own: a file of log.decisions. The flags of the fle
 those of epp sim.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if maxMove == 0 { // else it would be the default
+				return errors.New("--max-move 0: want above 0 and at most 1")
+			}
+			if err := errors.Join(checkOut("--patch", patch), checkOut("--report", report)); err != nil {
+				return err
+			}
 			current := decision.Defaults()
 			if settings != "" {
 				var err error
@@ -46,6 +53,9 @@ those of epp sim.`,
 			r, err := tune.Run(cmd.Context(), tune.Config{
 				Source: t, Sim: s.cfg, Current: current, MaxMove: maxMove, Progress: p.runs,
 			})
+			if errors.Is(err, context.Canceled) {
+				return errors.New("tune: interrupted: no report")
+			}
 			if err != nil {
 				return err
 			}

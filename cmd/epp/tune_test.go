@@ -40,6 +40,9 @@ func TestTuneKeeps(t *testing.T) {
 	}{
 		{nil, "--trace: is missing"},
 		{[]string{"--config", "nowhere"}, "--config: open nowhere: no such file"},
+		{[]string{"--generate", "batch", "--max-move", "0"}, "--max-move 0: want above 0 and at most 1"},
+		{[]string{"--generate", "batch", "--report", "none/report"}, "--report: open none/report: no such file"},
+		{[]string{"--generate", "batch", "--patch", "none/patch"}, "--patch: open none/patch: no such file"},
 		{[]string{"--generate", "batch", "--max-move", "2"}, "tune: a move of 2: want above 0 and at most 1"},
 	} {
 		if _, err := run(c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
