@@ -89,6 +89,12 @@ func TestPlantedOptimum(t *testing.T) {
 	if r.Test.High >= 0 || r.Test.Share() > -tune.SimulatorError {
 		t.Errorf("test part: %+v", r.Test)
 	}
+	// The requests of the warm-up before a part count in no figure of it.
+	for name, c := range map[string]*tune.Comparison{"second": r.Valid, "last": r.Test} {
+		if n := c.Requests; n < 449 || n > 451 {
+			t.Errorf("%s part: %d requests count, want a quarter of 1800", name, n)
+		}
+	}
 	cfg, err := config.Parse("patched", append([]byte("pool: {endpoints: [10.0.0.7:8000]}\n"), r.Patch()...))
 	if err != nil {
 		t.Fatalf("the patch is no configuration: %v", err)
