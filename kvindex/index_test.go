@@ -494,6 +494,34 @@ func readBesideReuse(t *testing.T, setsStay bool) {
 	checkConsistent(t, x)
 }
 
+// TestReuseIsAnnounced: the generation is another one before a place is written that was
+// given up, also where no set's number is given up with it: by one block and by a run.
+func TestReuseIsAnnounced(t *testing.T) {
+	for _, n := range []int{1, 8} {
+		x := New(Options{Key: testKey})
+		w := x.Endpoint(0)
+		stays := chainEvent(special, 20)
+		// behind stores n blocks behind those that stay, and returns the first one's place.
+		behind := func(number uint64) uint32 {
+			e := chainEvent(number, n)
+			e.HasParent, e.Parent = true, stays.Hashes[19]
+			w.Apply(time.Unix(0, 0), []epp.BlockEvent{e})
+			_, place := w.lanes[0].find(e.Hashes[0])
+			return place
+		}
+		w.Apply(time.Unix(0, 0), []epp.BlockEvent{stays})
+		was := behind(1)
+		w.Apply(time.Unix(0, 0), []epp.BlockEvent{removeEvent(1, n)})
+		before := x.generation.Load()
+		if now := behind(2); now != was {
+			t.Fatalf("%d blocks: at place %d, want %d again", n, now, was)
+		}
+		if x.generation.Load() == before {
+			t.Errorf("%d blocks: a place is used again in the same generation", n)
+		}
+	}
+}
+
 // Match allocates nothing, with inline sets and with bitmaps.
 func TestMatchAllocatesNothing(t *testing.T) {
 	x := New(Options{Key: testKey})
