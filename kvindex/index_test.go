@@ -236,6 +236,23 @@ func TestCaseQ7ShareOfOneEndpoint(t *testing.T) {
 	checkConsistent(t, x)
 }
 
+// TestShareIsNeverPassed: runs stop short of an endpoint's part as single blocks do,
+// though there is room in its table for more.
+func TestShareIsNeverPassed(t *testing.T) {
+	x := New(Options{Key: testKey, MaxBytes: MinMaxBytes})
+	w := x.Endpoint(0)
+	for n := range uint64(600) {
+		w.Apply(time.Unix(int64(n), 0), []epp.BlockEvent{chainEvent(n, 16)})
+		if got := w.Stats().Copies; got > x.most {
+			t.Fatalf("%d copies after %d events, want at most %d", got, n+1, x.most)
+		}
+	}
+	if w.Stats().Evicted == 0 {
+		t.Error("nothing was evicted: the test does not reach the share")
+	}
+	checkConsistent(t, x)
+}
+
 // Many endpoints at the bound: nothing grows beyond it, whatever is shared.
 func TestBoundWithManyEndpoints(t *testing.T) {
 	const limit = MinMaxBytes
