@@ -135,13 +135,13 @@ func (s *simulation) run(ctx context.Context) error {
 		p := progress{to: s.err, label: fmt.Sprintf("%s (%d of %d)", name, i+1, len(s.policies)), began: time.Now()}
 		cfg.Progress = p.show
 		r, err := sim.Run(ctx, cfg)
-		p.end()
 		if errors.Is(err, context.Canceled) {
 			return fmt.Errorf("sim: interrupted in policy %s (%d of %d): no figures", name, i+1, len(s.policies))
 		}
 		if err != nil {
 			return err
 		}
+		p.end()
 		r.Decisions = nil // a record holds its whole fleet
 		runs = append(runs, r)
 		sum := r.Summary()
