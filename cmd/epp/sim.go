@@ -78,7 +78,7 @@ func (s *simulation) flags(f *pflag.FlagSet) {
 	f.Float64Var(&s.cfg.ReportLoss, "report-loss", 0, "share of readings that fail, 0–1")
 	f.DurationVar(&s.cfg.EventLag, "event-lag", sim.DefaultEventLag, "how late KV events come")
 	f.Float64Var(&s.cfg.EventLoss, "event-loss", 0, "share of KV-event messages that are lost, 0–1")
-	f.StringArrayVar(&s.faults, "fault", nil, "what goes wrong, and when; may be given again")
+	f.StringArrayVar(&s.faults, "fault", nil, "what goes wrong, and when, from the start of the part that is run; may be given again")
 	f.Uint64Var(&s.cfg.Seed, "seed", 1, "where all chance comes from")
 }
 
