@@ -16,8 +16,8 @@ import (
 // The bounds and defaults of a Config.
 const (
 	MaxEndpoints = 4096
-	// MaxBlocks bounds the blocks of all KV caches together: they are there from the
-	// start, and take some eighty bytes each. It is 4,096 endpoints of the default.
+	// MaxBlocks bounds the blocks of all KV caches together, which take up to a hundred
+	// bytes each. It is a little more than 4,096 endpoints of the default have.
 	MaxBlocks = 1 << 27
 	// DefaultReportEvery is how often an engine's page is read where nothing else
 	// is set.
