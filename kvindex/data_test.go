@@ -13,10 +13,10 @@ import (
 	"epp.internal/epp/block"
 )
 
-// Each file of testdata is a story of two endpoints, a and b, with blocks of two
+// Each file of testdata/stories is a story of two endpoints, a and b, with blocks of two
 // tokens and room for four parked blocks.
 func TestStories(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		x := New(Options{Key: 7, MaxParkedBlocks: 4})
 		writers := map[string]*Writer{"a": x.Endpoint(0), "b": x.Endpoint(1)}
 		now := time.Unix(1000, 0)

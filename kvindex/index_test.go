@@ -236,6 +236,23 @@ func TestCaseQ7ShareOfOneEndpoint(t *testing.T) {
 	checkConsistent(t, x)
 }
 
+// TestShareIsNeverPassed: runs stop short of an endpoint's part as single blocks do,
+// though there is room in its table for more.
+func TestShareIsNeverPassed(t *testing.T) {
+	x := New(Options{Key: testKey, MaxBytes: MinMaxBytes})
+	w := x.Endpoint(0)
+	for n := range uint64(600) {
+		w.Apply(time.Unix(int64(n), 0), []epp.BlockEvent{chainEvent(n, 16)})
+		if got := w.Stats().Copies; got > x.most {
+			t.Fatalf("%d copies after %d events, want at most %d", got, n+1, x.most)
+		}
+	}
+	if w.Stats().Evicted == 0 {
+		t.Error("nothing was evicted: the test does not reach the share")
+	}
+	checkConsistent(t, x)
+}
+
 // Many endpoints at the bound: nothing grows beyond it, whatever is shared.
 func TestBoundWithManyEndpoints(t *testing.T) {
 	const limit = MinMaxBytes
@@ -492,6 +509,34 @@ func readBesideReuse(t *testing.T, setsStay bool) {
 	stop.Store(true)
 	group.Wait()
 	checkConsistent(t, x)
+}
+
+// TestReuseIsAnnounced: the generation is another one before a place is written that was
+// given up, also where no set's number is given up with it: by one block and by a run.
+func TestReuseIsAnnounced(t *testing.T) {
+	for _, n := range []int{1, 8} {
+		x := New(Options{Key: testKey})
+		w := x.Endpoint(0)
+		stays := chainEvent(special, 20)
+		// behind stores n blocks behind those that stay, and returns the first one's place.
+		behind := func(number uint64) uint32 {
+			e := chainEvent(number, n)
+			e.HasParent, e.Parent = true, stays.Hashes[19]
+			w.Apply(time.Unix(0, 0), []epp.BlockEvent{e})
+			_, place := w.lanes[0].find(e.Hashes[0])
+			return place
+		}
+		w.Apply(time.Unix(0, 0), []epp.BlockEvent{stays})
+		was := behind(1)
+		w.Apply(time.Unix(0, 0), []epp.BlockEvent{removeEvent(1, n)})
+		before := x.generation.Load()
+		if now := behind(2); now != was {
+			t.Fatalf("%d blocks: at place %d, want %d again", n, now, was)
+		}
+		if x.generation.Load() == before {
+			t.Errorf("%d blocks: a place is used again in the same generation", n)
+		}
+	}
 }
 
 // Match allocates nothing, with inline sets and with bitmaps.

@@ -65,6 +65,10 @@ func TestDiscounts(t *testing.T) {
 	if x.slow.Load() != 0 || x.Stats().Copies != 8 {
 		t.Errorf("%d slow after a clear, %+v", x.slow.Load(), x.Stats())
 	}
+	// Nobody holds a block: seven of the eight come as a run behind the first.
+	other.Clear(now)
+	w.Apply(now, []epp.BlockEvent{part(epp.BlockStored, "CPU", 0, 1), part(epp.BlockStored, "CPU", 1, 8)})
+	want("new, and in the host's memory alone", 8*0.2)
 	checkConsistent(t, x)
 }
 
@@ -105,8 +109,14 @@ func TestDiscountsAgainstTwin(t *testing.T) {
 				e.Kind, e.Hashes, e.Tokens, e.BlockTokens = epp.BlockRemoved, all.Hashes[b:b+1], nil, 0
 				twin[copyOf{slot, b, tier}] = max(0, twin[copyOf{slot, b, tier}]-1)
 			default:
-				e.Hashes, e.Tokens = all.Hashes[:b+1], all.Tokens[:b+1]
-				for i := range b + 1 {
+				from := rapid.IntRange(0, b).Draw(t, "from")
+				if from > 0 && twin[copyOf{slot, from - 1, tier}] > 0 { // a run behind what is there
+					e.HasParent, e.Parent = true, all.Hashes[from-1]
+				} else {
+					from = 0
+				}
+				e.Hashes, e.Tokens = all.Hashes[from:b+1], all.Tokens[from:b+1]
+				for i := from; i <= b; i++ {
 					twin[copyOf{slot, i, tier}]++ // removed as often as it was stored
 				}
 			}
@@ -130,6 +140,7 @@ func TestDiscountsAgainstTwin(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Fatalf("matched %v, less %v, want %v", matched, got, want)
 		}
+		checkConsistent(t, x)
 	})
 }
 

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -282,5 +284,149 @@ func TestSeenForgets(t *testing.T) {
 	}
 	if n, _ := s.match(0, []uint64{1, 9}, 16); n != 0 {
 		t.Errorf("matched %d after the time, want 0", n)
+	}
+}
+
+// made is another router's policy as a run of four endpoints has it.
+func made(t *testing.T, name string) chooser {
+	t.Helper()
+	r, err := PolicyNamed(name).make(&world{cfg: Config{Endpoints: 4}, rand: source()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.(*baseline).policy
+}
+
+// TestPresets: the settings are those of the releases that the policies' help names.
+func TestPresets(t *testing.T) {
+	memory := func(s *seen) string {
+		return fmt.Sprintf("unit %d most %d for %v every %v shared %v", s.unit, s.most, s.ttl, s.every, s.shared)
+	}
+	for _, c := range []struct{ name, want string }{
+		{"chwbl", "key 64, least false"},
+		{"chwbl-100", "key 2, least false"},
+		{"prefix-hash", "key 16, least true"},
+		{"sglang", "0.5 32 1.1 smallest false, unit 4 most 1280000 for 0s every 30s shared true"},
+		{"sglang-0.3", "0.3 64 1.5 smallest true, unit 4 most 262144 for 0s every 1m0s shared false"},
+		{"vllm-router", "0.3 64 1.5 smallest true, unit 4 most 131072 for 0s every 2m0s shared false"},
+		{"llm-d", "3 2 2 precise false, unit 4 most 31250 for 0s every 0s shared false"},
+		{"llm-d-precise", "2 1 1 precise true, unit 0 most 0 for 0s every 0s shared false"},
+		{"aibrix", "unit 1 most 400000 for 20m0s every 0s shared false"},
+		{"production-stack", "unit 2 most 0 for 0s every 0s shared false"},
+		{"ray", "unit 4 most 0 for 0s every 0s shared false"},
+		{"aibrix-preble", "guard true, window 3m0s, unit 4 most 6437 for 0s every 0s shared false"},
+		{"preble", "guard false, window 3m0s, unit 4 most 6437 for 0s every 0s shared false"},
+	} {
+		var got string
+		switch p := made(t, c.name).(type) {
+		case *chwbl:
+			got = fmt.Sprintf("key %d, least %v", p.keyBlocks, p.leastOnOverload)
+		case *sglang:
+			got = fmt.Sprintf("%v %v %v smallest %v, %s", p.threshold, p.abs, p.rel, p.smallestTree, memory(&p.tree))
+		case *llmd:
+			got = fmt.Sprintf("%v %v %v precise %v, %s", p.prefix, p.queue, p.kv, p.precise, memory(&p.own))
+		case *aibrix:
+			got = memory(&p.table)
+		case *productionStack:
+			got = memory(&p.trie)
+		case *ray:
+			got = memory(&p.tree)
+		case *preble:
+			got = fmt.Sprintf("guard %v, window %v, %s", p.guard, p.window.length, memory(&p.tree))
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// TestThresholds: each rule on either side of its bound.
+func TestThresholds(t *testing.T) {
+	// AIBrix: 8 apart the match with 4 in flight wins, 9 apart the fewest.
+	a := &aibrix{source(), seen{unit: 1}}
+	in := pool(3, 4, 11)
+	a.table.add(1, in.chain, 0)
+	want(t, "aibrix 8 apart", []int{a.choose(in)}, []int{1})
+	want(t, "aibrix 9 apart", []int{a.choose(in.loads(3, 4, 12))}, []int{0})
+
+	// Ray: 1 unit of 10 is a tenth, of 11 it is less.
+	r := &ray{source(), seen{unit: 4}}
+	in = pool(0, 0, 0).prompt(1)
+	r.tree.add(0, in.chain, 0)
+	want(t, "ray, a tenth matches", []int{r.pick(in.prompt(1, 2, 3, 4, 5, 6, 7, 8, 9, 10))}, []int{0})
+	if got := r.pick(in.prompt(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)); got == 0 {
+		t.Error("ray: went by a match of less than a tenth")
+	}
+
+	// KubeAI: with 15 in flight each of four may have 16/4 · 1.25 = 5, with 16 no 6.
+	p := &chwbl{keyBlocks: 64}
+	own := p.choose(pool(0, 0, 0, 0))
+	if n := len(p.ring); n != 4*256 {
+		t.Errorf("chwbl: %d places on the ring, want 256 of each", n)
+	}
+	in = pool(4, 4, 4, 4)
+	in.signals[own].InFlight, in.signals[(own+1)%4].InFlight = 5, 2
+	want(t, "chwbl at its bound", []int{p.choose(in)}, []int{own})
+	in.signals[own].InFlight = 6
+	if p.choose(in) == own {
+		t.Error("chwbl: stayed with 6 in flight of at most 5.3")
+	}
+
+	// llm-d looks at 131,072 tokens of a prompt.
+	l := made(t, "llm-d").(*llmd)
+	in = pool(0)
+	in.chain = nil
+	for i := range uint64(131_072/blockTokens + 64) {
+		in.chain = append(in.chain, i+1)
+	}
+	l.choose(in)
+	if n := l.own.size(0); n != 131_072/64 {
+		t.Errorf("llm-d: %d units remembered, want 2048", n)
+	}
+}
+
+// TestPrebleCosts: nine seconds of prefill within three minutes and two requests in
+// flight cost 9/0.9 + 2·45·0.15 = 23.5 s by AIBrix; the window forgets at its end.
+func TestPrebleCosts(t *testing.T) {
+	guarded, in := made(t, "aibrix-preble").(*preble), pool(2, 0, 0)
+	guarded.window.add(0, 0, 9)
+	in.now = 3 * time.Minute
+	if got := guarded.cost(in, 0, 0); math.Abs(got-23.5) > 1e-9 {
+		t.Errorf("aibrix-preble: cost %v, want 23.5", got)
+	}
+	in.now++
+	if got := guarded.cost(in, 0, 0); math.Abs(got-13.5) > 1e-9 {
+		t.Errorf("aibrix-preble: cost %v after the window, want 13.5", got)
+	}
+	// Preble's own has 45 steps of 45 ms for each request, and the prompt's prefill.
+	p := made(t, "preble").(*preble)
+	in.now = 0
+	p.window.add(0, 0, 9)
+	if got, want := p.cost(in, 0, 0), 9+2*2.025+p.prefill(len(in.tokens)); math.Abs(got-want) > 1e-9 {
+		t.Errorf("preble: cost %v, want %v", got, want)
+	}
+	// A cache that is full gives up as much as the prompt brings.
+	p.holds = 0
+	if got, want := p.cost(in, 0, 0), 9+2*2.025+2*p.prefill(len(in.tokens)); math.Abs(got-want) > 1e-9 {
+		t.Errorf("preble, full: cost %v, want %v", got, want)
+	}
+}
+
+// TestPrebleMovesLoad: after 50 requests for each endpoint, and no sooner, what would
+// go to the heaviest goes to the lightest, where it has more than 1.5 times the load.
+func TestPrebleMovesLoad(t *testing.T) {
+	for _, c := range []struct {
+		count int
+		heavy float64
+		want  int
+	}{{149, 1.51, 1}, {149, 1.5, 0}, {148, 1.51, 0}} {
+		p, in := made(t, "preble").(*preble), pool(0, 0, 0)
+		p.count = c.count
+		for slot, load := range []float64{c.heavy, 1, 1.2} {
+			p.window.add(slot, 0, load)
+		}
+		if got := p.redirect(in, 0); got != c.want {
+			t.Errorf("%+v: goes to %d", c, got)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,6 +16,9 @@ import (
 // The bounds and defaults of a Config.
 const (
 	MaxEndpoints = 4096
+	// MaxBlocks bounds the blocks of all KV caches together, which take up to a hundred
+	// bytes each. It is a little more than 4,096 endpoints of the default have.
+	MaxBlocks = 1 << 27
 	// DefaultReportEvery is how often an engine's page is read where nothing else
 	// is set.
 	DefaultReportEvery = time.Second
@@ -106,9 +110,27 @@ func (c Config) withDefaults() (Config, error) {
 			most++
 		}
 	}
+	blocks := c.blocks(most)
+	fault(blocks <= MaxBlocks, "KV caches: %d endpoints have %d blocks: want at most %d in all", most, blocks, MaxBlocks)
 	fault(most <= MaxEndpoints, "faults: %d endpoints with those that are added: want at most %d", most, MaxEndpoints)
 	for _, f := range c.Faults {
 		faults = append(faults, f.check(most))
 	}
 	return c, errors.Join(faults...)
+}
+
+// blocks is how many blocks so many endpoints have in all.
+func (c *Config) blocks(endpoints int) (sum int) {
+	for i := range endpoints {
+		cfg := c.Engine
+		if i < len(c.Engines) {
+			cfg = c.Engines[i]
+		}
+		blocks := cfg.Blocks
+		if blocks == 0 {
+			blocks = profileOf(cfg).KVTokens / cmp.Or(max(0, cfg.BlockTokens), engine.DefaultBlockTokens)
+		}
+		sum += blocks
+	}
+	return sum
 }

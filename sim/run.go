@@ -78,6 +78,9 @@ type router interface {
 
 // Run carries out one run. The error is a fault of cfg, or ctx's.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
+	if err := ctx.Err(); err != nil { // a short run does not look again
+		return nil, err
+	}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err

@@ -376,6 +376,8 @@ func TestRefusedConfigs(t *testing.T) {
 		"trace: its last request comes after 87600h0m0s: want at most 744h0m0s":         {Trace: &trace.Trace{Requests: []trace.Request{{At: 87600 * time.Hour}}}, Policy: "random", Endpoints: 1},
 		"event lag: 2562047h47m16.854775807s: want more than 0 and at most 744h0m0s":    {Trace: tr, Policy: "random", Endpoints: 1, EventLag: math.MaxInt64},
 		"fault slow: factor NaN: want 0.001–1000000":                                    {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Slow, Factor: math.NaN()}}},
+		"KV caches: 40 endpoints have 167772160 blocks: want at most 134217728 in all":  {Trace: tr, Policy: "random", Endpoints: 40, Engine: engine.Config{Blocks: 1 << 22}},
+		"KV caches: 40 endpoints have 163840000 blocks":                                 {Trace: tr, Policy: "random", Endpoints: 40, Engine: engine.Config{Profile: engine.Profile{A: 1, KVTokens: 1 << 16 * 1000}}},
 		"fault crash: endpoint 7: want 0–0":                                             {Trace: tr, Policy: "random", Endpoints: 1, Faults: []sim.Fault{{Kind: sim.Crash, Endpoint: 7}}},
 	} {
 		if _, err := sim.Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
@@ -384,8 +386,13 @@ func TestRefusedConfigs(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := sim.Run(ctx, sim.Config{Trace: generated(t, "chat", 500), Policy: "random", Endpoints: 4}); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want that it was cancelled", err)
+	if _, err := sim.Run(ctx, sim.Config{Trace: tr, Policy: "random", Endpoints: 4}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that it was cancelled before it began", err)
+	}
+	ctx, stop = context.WithCancel(t.Context())
+	progress := func(float64) { stop() }
+	if _, err := sim.Run(ctx, sim.Config{Trace: generated(t, "chat", 1000), Policy: "random", Endpoints: 4, Progress: progress}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that it was cancelled on its way", err)
 	}
 }
 

@@ -68,7 +68,7 @@ func Generate(w Workload) (*Trace, error) {
 		return nil, fmt.Errorf("workload %s: %d requests: want 1–%d", k.name, w.Requests, MaxRequests)
 	}
 	if !(w.Rate > 1e-6 && w.Rate < 1e6) {
-		return nil, fmt.Errorf("workload %s: rate %v: want above 0, requests a second", k.name, w.Rate)
+		return nil, fmt.Errorf("workload %s: rate %v: want above 0.000001 and below 1000000, requests a second", k.name, w.Rate)
 	}
 	if takes := float64(w.Requests) / w.Rate; takes > MaxDuration.Seconds()/2 {
 		return nil, fmt.Errorf("workload %s: %d requests at a rate of %v take %.0f s: want at most %.0f", k.name, w.Requests, w.Rate, takes, MaxDuration.Seconds()/2)

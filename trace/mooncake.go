@@ -29,7 +29,8 @@ type mooncakeRow struct {
 //
 // Its stamps lie on a grid: what has one stamp is spread evenly over the grid's
 // step, else the grid makes bursts that nobody sent. The grid's step is the
-// shortest time between two stamps.
+// shortest time between two stamps, and no more than the release's 3 s: in a part of
+// a trace two stamps may lie far apart.
 func ReadMooncake(name string, r io.Reader) (*Trace, error) {
 	t := &Trace{Name: name}
 	var first, last int64
@@ -62,7 +63,7 @@ func ReadMooncake(name string, r io.Reader) (*Trace, error) {
 	if len(t.Requests) == 0 {
 		return nil, fmt.Errorf("%s: no request in it", name)
 	}
-	spread(t.Requests)
+	spread(t.Requests, mooncakeGrid)
 	return t, nil
 }
 
@@ -107,14 +108,19 @@ func (row *mooncakeRow) request(i int, at time.Duration) Request {
 	return r
 }
 
-// spread gives requests of one stamp times of their own.
-func spread(requests []Request) {
+// mooncakeGrid is how far the release's stamps lie apart where none is missing.
+const mooncakeGrid = 3 * time.Second
+
+// spread gives requests of one stamp times of their own, within the shortest time
+// between two stamps, or within grid where that is shorter.
+func spread(requests []Request, grid time.Duration) {
 	step := time.Duration(0)
 	for i := 1; i < len(requests); i++ {
 		if gap := requests[i].At - requests[i-1].At; gap > 0 && (step == 0 || gap < step) {
 			step = gap
 		}
 	}
+	step = min(step, grid)
 	for from := 0; from < len(requests); {
 		to := from
 		for to < len(requests) && requests[to].At == requests[from].At {

@@ -95,7 +95,7 @@ func ReadVLLMLog(name string, r io.Reader) (*Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	spread(t.Requests)
+	spread(t.Requests, time.Second)
 	return t, nil
 }
 

@@ -54,7 +54,7 @@ INFO 01-01 00:00:02 [logger.py:41] Received request cmpl-3: prompt: 'walrus and 
 		at             time.Duration
 		prompt, answer int
 		adapter        string
-	}{{0, 200, 2, ""}, {2 * time.Second, 150, 2, "sql"}, {4 * time.Second, 5, 2, ""}} {
+	}{{0, 200, 2, ""}, {500 * time.Millisecond, 150, 2, "sql"}, {4 * time.Second, 5, 2, ""}} {
 		r := &got.Requests[i]
 		if r.At != want.at || r.PromptTokens() != want.prompt || r.Answer.Tokens != want.answer || r.Adapter != want.adapter {
 			t.Errorf("request %d: at %v, %d and %d tokens for %q, want %+v", i, r.At, r.PromptTokens(), r.Answer.Tokens, r.Adapter, want)

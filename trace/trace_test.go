@@ -3,6 +3,7 @@ package trace_test
 import (
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"os"
 	"reflect"
 	"slices"
@@ -45,6 +46,21 @@ func TestMooncakeByHand(t *testing.T) {
 	// Requests 1, 2 and 3 share block 0, and 3 has all of 2 before what is new.
 	if got, want := tr.Stats().SharedTokens, 512+512+1024; got != want {
 		t.Errorf("shared tokens %d, want %d", got, want)
+	}
+}
+
+// Two stamps of a part lie an hour apart: what has one of them came within the grid's
+// 3 s all the same.
+func TestMooncakeFarApart(t *testing.T) {
+	row := func(stamp int) string {
+		return fmt.Sprintf(`{"timestamp": %d, "input_length": 5, "output_length": 1, "hash_ids": [1]}`+"\n", stamp)
+	}
+	tr, err := trace.Read("t", strings.NewReader(row(0)+row(0)+row(3_600_000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := tr.Requests[1].At, 1500*time.Millisecond; got != want {
+		t.Errorf("the second request of the first stamp comes at %v, want %v", got, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package tune_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -89,6 +90,12 @@ func TestPlantedOptimum(t *testing.T) {
 	if r.Test.High >= 0 || r.Test.Share() > -tune.SimulatorError {
 		t.Errorf("test part: %+v", r.Test)
 	}
+	// The requests of the warm-up before a part count in no figure of it.
+	for name, c := range map[string]*tune.Comparison{"second": r.Valid, "last": r.Test} {
+		if n := c.Requests; n < 449 || n > 451 {
+			t.Errorf("%s part: %d requests count, want a quarter of 1800", name, n)
+		}
+	}
 	cfg, err := config.Parse("patched", append([]byte("pool: {endpoints: [10.0.0.7:8000]}\n"), r.Patch()...))
 	if err != nil {
 		t.Fatalf("the patch is no configuration: %v", err)
@@ -155,6 +162,59 @@ func TestKeeps(t *testing.T) {
 		if err := r.Write(&text); err != nil || !strings.HasPrefix(text.String(), "KEEP the weights: ") || !strings.Contains(text.String(), "was not looked at") {
 			t.Errorf("%s: error %v, report\n%s", c.name, err, text.String())
 		}
+	}
+}
+
+// TestWorlds: each of the other worlds differs from the configured one in what its name
+// says, twice, for the current weights and for the proposed ones.
+func TestWorlds(t *testing.T) {
+	profile, _ := engine.ProfileNamed("a100-8b")
+	plain := surface(5, 0.30, 0.40, 0.20, 0.05, 0.05)
+	var mu sync.Mutex
+	runs, length := map[string]int{}, time.Duration(0)
+	r, err := tune.Run(t.Context(), tune.Config{
+		Source: steady(), Current: decision.Defaults(),
+		Sim: sim.Config{Endpoints: 8, Engine: engine.Config{Profile: profile}, ReportEvery: 2 * time.Second},
+		Simulate: func(ctx context.Context, cfg sim.Config) (*sim.Result, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch span := cfg.Trace.Duration(); cfg.Policy {
+			case "validation":
+				length = span
+			case "sensitivity":
+				text := fmt.Sprintf("prefill %.1f %.1f, rate %.2f, readings %v, %d endpoints", cfg.Engine.Profile.A/profile.A,
+					cfg.Engine.Profile.B/profile.B, length.Seconds()/span.Seconds(), cfg.ReportEvery, cfg.Endpoints)
+				for _, f := range cfg.Faults {
+					text += fmt.Sprintf(", %s at %.1f by %v", f.Kind, f.At.Seconds()/span.Seconds(), f.Factor)
+				}
+				runs[text]++
+			}
+			return plain(ctx, cfg)
+		},
+	})
+	if err != nil || !r.Change {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for _, want := range []string{
+		"prefill 0.5 0.5, rate 1.00, readings 2s, 8 endpoints",
+		"prefill 2.0 2.0, rate 1.00, readings 2s, 8 endpoints",
+		"prefill 1.0 1.0, rate 0.80, readings 2s, 8 endpoints",
+		"prefill 1.0 1.0, rate 1.20, readings 2s, 8 endpoints",
+		"prefill 1.0 1.0, rate 1.00, readings 100ms, 8 endpoints",
+		"prefill 1.0 1.0, rate 1.00, readings 1s, 8 endpoints",
+		"prefill 1.0 1.0, rate 1.00, readings 5s, 8 endpoints",
+		"prefill 1.0 1.0, rate 1.00, readings 2s, 6 endpoints",
+		"prefill 1.0 1.0, rate 1.00, readings 2s, 10 endpoints",
+		"prefill 1.0 1.0, rate 1.00, readings 2s, 8 endpoints, slow at 0.0 by 2",
+		"prefill 1.0 1.0, rate 1.00, readings 2s, 8 endpoints, restart at 0.5 by 0",
+	} {
+		if runs[want] != 2 {
+			t.Errorf("%q has %d runs, want 2", want, runs[want])
+		}
+		delete(runs, want)
+	}
+	if len(runs) > 0 {
+		t.Errorf("beside them %v", runs)
 	}
 }
 

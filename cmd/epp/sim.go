@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,7 +79,7 @@ func (s *simulation) flags(f *pflag.FlagSet) {
 	f.Float64Var(&s.cfg.ReportLoss, "report-loss", 0, "share of readings that fail, 0–1")
 	f.DurationVar(&s.cfg.EventLag, "event-lag", sim.DefaultEventLag, "how late KV events come")
 	f.Float64Var(&s.cfg.EventLoss, "event-loss", 0, "share of KV-event messages that are lost, 0–1")
-	f.StringArrayVar(&s.faults, "fault", nil, "what goes wrong, and when; may be given again")
+	f.StringArrayVar(&s.faults, "fault", nil, "what goes wrong, and when, from the start of the part that is run; may be given again")
 	f.Uint64Var(&s.cfg.Seed, "seed", 1, "where all chance comes from")
 }
 
@@ -132,10 +133,13 @@ func (s *simulation) run(ctx context.Context) error {
 		p := progress{to: s.err, label: fmt.Sprintf("%s (%d of %d)", name, i+1, len(s.policies)), began: time.Now()}
 		cfg.Progress = p.show
 		r, err := sim.Run(ctx, cfg)
-		p.end()
+		if errors.Is(err, context.Canceled) {
+			return fmt.Errorf("sim: interrupted in policy %s (%d of %d): no figures", name, i+1, len(s.policies))
+		}
 		if err != nil {
 			return err
 		}
+		p.end()
 		r.Decisions = nil // a record holds its whole fleet
 		runs = append(runs, r)
 		sum := r.Summary()
@@ -188,19 +192,31 @@ func (s *simulation) prepare() error {
 	return nil
 }
 
-// canHold says of a flag's file that is written after a long run whether it can be:
-// there is a folder for it, and none of its name. An empty path is no file.
+// canHold says of a flag's file that is written after a long run whether it can be.
+// It leaves no file that was not there. An empty path is no file.
 func canHold(flag, path string) error {
-	if path == "" {
+	info, err := os.Stat(path)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	switch {
+	case path == "":
 		return nil
-	}
-	if i, err := os.Stat(path); err == nil && i.IsDir() {
+	case err == nil && info.IsDir():
 		return fmt.Errorf("%s %q: is a folder: want a file", flag, path)
+	case err == nil && !info.Mode().IsRegular(): // a pipe is opened once
+		return nil
 	}
 	if i, err := os.Stat(filepath.Dir(path)); err != nil || !i.IsDir() {
 		return fmt.Errorf("%s %q: its folder is not there", flag, path)
 	}
-	return nil
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	err = f.Close()
+	if isNew {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
 }
 
 // world makes the fleet's flags into cfg, and reads the trace.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"os"
@@ -99,6 +100,38 @@ func TestSimFailed(t *testing.T) {
 	}
 }
 
+// TestSimLooksAtOutputFirst: a page that cannot be written is told before the run, and
+// the look leaves no file and no other content behind.
+func TestSimLooksAtOutputFirst(t *testing.T) {
+	dir := t.TempDir()
+	ctx, stop := context.WithCancel(t.Context())
+	stop() // a run would say so
+	for _, c := range []struct{ page, want string }{
+		{dir, "is a folder: want a file"},
+		{filepath.Join(dir, "none", "sim.html"), "its folder is not there"},
+		{filepath.Join(dir, "sim.html"), "sim: interrupted in policy random (1 of 1): no figures"},
+	} {
+		cmd := root()
+		cmd.SetArgs([]string{"sim", "--generate", "hot", "--requests", "10", "--policy", "random", "--html", c.page})
+		if err := cmd.ExecuteContext(ctx); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("--html %s: error %v, want %s", c.page, err, c.want)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	kept := filepath.Join(dir, "kept")
+	if err := os.WriteFile(kept, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := canHold("--html", kept); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(kept); string(text) != "text" {
+		t.Errorf("a file that was there has %q, %v", text, err)
+	}
+}
+
 // TestSimRefuses: each wrong input has one error that names it.
 func TestSimRefuses(t *testing.T) {
 	for _, c := range []struct {
@@ -131,6 +164,8 @@ func TestSimRefuses(t *testing.T) {
 		{[]string{"--trace", "."}, "is a directory"},
 		{[]string{"--generate", "hot", "--policy", "all,best"}, `--policy "best": no such policy: have all, weighted`},
 		{[]string{"--generate", "hot", "--policy", "random,random"}, `--policy "random": is named twice`},
+		{[]string{"--generate", "hot", "--rate", "1e300"}, "workload hot: rate 1e+300: want above 0.000001 and below 1000000, requests a second"},
+		{[]string{"--generate", "hot", "--pods", "512", "--kv-tokens", "67108864"}, "sim: KV caches: 512 endpoints have 2147483648 blocks: want at most 134217728 in all"},
 	} {
 		if _, err := simulate(t, c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: error %v, want %s", c.args, err, c.want)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -55,6 +56,9 @@ those of epp sim.`,
 			r, err := tune.Run(cmd.Context(), tune.Config{
 				Source: t, Sim: s.cfg, Current: current, MaxMove: maxMove, Progress: p.runs,
 			})
+			if errors.Is(err, context.Canceled) {
+				return errors.New("tune: interrupted: no report")
+			}
 			if err != nil {
 				return err
 			}
