@@ -19,8 +19,8 @@ go test -run '^$' -bench '^BenchmarkAppend$/./^(new|flushed)$' -benchtime 500ms 
 go test -run '^$' -bench '^BenchmarkTurn$' -benchtime 500ms -count 3 ./tokenize >>"$found/benchmarks"
 go test -run '^$' -bench '^Benchmark(Decode16Blocks|Messages)$' -benchtime 500ms -count 5 ./kvevents >>"$found/benchmarks"
 say "row 11: memory"
-go build -buildvcs=false -trimpath -o "$found/epp" ./cmd/epp
-go run ./bench/memory --epp "$found/epp" --tokenizer "$(test/fetch-tokenizers.sh qwen3)" --figures "$figures" >&2
+make build >&2 # as it is shipped: other flags leave more in it
+go run ./bench/memory --epp bin/epp --tokenizer "$(test/fetch-tokenizers.sh qwen3)" --figures "$figures" >&2
 say "row 8: the proxy"
 bench/proxy.sh --rounds "$rounds" --for "$length" --figures "$figures" >&2
 say "row 6: ext_proc"

@@ -3,7 +3,7 @@
 // and the real binary in front of them, has every engine compute the same prompts,
 // so that each block is held by all, and waits until the picker has heard of them.
 //
-//	go build -o bin/epp ./cmd/epp
+//	make build
 //	go run ./bench/memory --epp bin/epp --tokenizer $(test/fetch-tokenizers.sh qwen3)
 package main
 
