@@ -279,3 +279,15 @@ func (s *story) settings(b *strings.Builder, c *config.Config) {
 		}
 	}
 }
+
+// Many faults of one kind hide none of another, and are counted.
+func TestNotesAreFew(t *testing.T) {
+	s := story{base: poolConfig(t, "")}
+	for i := range 300 {
+		s.objects(t, fmt.Sprintf("{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceObjective, metadata: {name: far-%03d}, spec: {priority: 2000000000, poolRef: {name: pool}}}", i))
+	}
+	notes := Resolve(s.input()).Notes
+	if len(notes) != maxAlike+2 || notes[maxAlike-1].Reason != noteObjective || notes[maxAlike] != (Note{noteObjective, "and 290 more of this reason"}) || notes[maxAlike+1].Reason != noteNoPool {
+		t.Errorf("of 300 faults and a missing pool: %v", notes)
+	}
+}
