@@ -96,6 +96,7 @@ const (
 	reasonInvalid    = "Invalid"
 	reasonConflicted = "Conflicted"
 	reasonNameInUse  = "ModelNameInUse"
+	reasonTooMany    = "TooManyModels"
 	reasonNoPool     = "PoolNotFound"
 	reasonFailed     = "NotApplied"
 )
@@ -160,6 +161,9 @@ func clone(c *config.Config) *config.Config {
 type resolver struct {
 	in Input
 	w  *Wanted
+
+	ruled, targets int // names and targets of the rules that objects have
+	crowded        int // rules that are left out, since there are too many
 }
 
 func (r *resolver) note(reason, format string, args ...any) {

@@ -291,3 +291,30 @@ func TestNotesAreFew(t *testing.T) {
 		t.Errorf("of 300 faults and a missing pool: %v", notes)
 	}
 }
+
+// Of more models than are served the oldest count, and the others say so.
+func TestModelsAreTooMany(t *testing.T) {
+	s := story{base: poolConfig(t, "models: [{name: mine, target: x}]")}
+	in := s.input()
+	in.Pools = []*Pool{{object: object{ObjectMeta: metav1.ObjectMeta{Name: "pool"}}}}
+	for i := range config.MaxModels + 1 {
+		m := &InferenceModel{}
+		m.Name, m.UID, m.CreationTimestamp = fmt.Sprintf("m-%05d", i), types.UID(strconv.Itoa(i)), aged(strconv.Itoa(i))
+		m.Spec.ModelName, m.Spec.PoolRef.Name = m.Name, "pool"
+		in.Models = append(in.Models, m)
+	}
+	w := Resolve(in)
+	if n := len(w.Config.Models); n != config.MaxModels {
+		t.Errorf("%d models are served, want %d", n, config.MaxModels)
+	}
+	for _, st := range w.Statuses {
+		if got, want := st.Conditions[0].Status == metav1.ConditionTrue, st.Name >= "m-00002"; got != want {
+			t.Errorf("%s: accepted %v, %s", st.Name, got, st.Conditions[0].Message)
+		}
+	}
+	if !slices.ContainsFunc(w.Notes, func(n Note) bool {
+		return n.Text == "2 names of the objects are left out: at most 10000 names are served, with as many targets in all"
+	}) {
+		t.Errorf("the notes are %v", w.Notes)
+	}
+}
