@@ -154,7 +154,8 @@ func (r *resolver) rewrites(rules map[string]config.Model) (taken map[string]str
 				}
 				m, faults := r.checked(m, map[string]string{"name": at + ".matches", "targets": at + ".targets", "target": at + ".targets"})
 				if len(faults) > 0 {
-					r.note(noteRewrite, "InferenceModelRewrite %q: a rule has no effect: %s", w.Name, strings.Join(faults, "; "))
+					text := strings.ReplaceAll(strings.Join(faults, "; "), "].name: ", "].modelRewrite: ")
+					r.note(noteRewrite, "InferenceModelRewrite %q: a rule has no effect: %s", w.Name, text)
 					continue
 				}
 				if !r.room(m) {
