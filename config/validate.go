@@ -19,8 +19,10 @@ import (
 // decision is measured.
 const MaxEndpoints = 4096
 
+// MaxModels bounds models, and the targets of all of them; objectives too.
+const MaxModels = 10_000
+
 const (
-	maxModels  = 10_000
 	maxTargets = 100 // of one model
 	// maxWeight is InferenceModel's and InferenceModelRewrite's bound.
 	maxWeight    = 1_000_000
@@ -332,14 +334,14 @@ func (v *validator) weights(weights map[string]float64, valid []string) {
 
 // models checks names and targets.
 func (v *validator) models(models []Model) {
-	if len(models) > maxModels {
-		v.fault("models", "has %d names; at most %d are served", len(models), maxModels)
+	if len(models) > MaxModels {
+		v.fault("models", "has %d names; at most %d are served", len(models), MaxModels)
 		return
 	}
 	names, targets := map[string]int{}, 0
 	for i, m := range models {
-		if targets += len(m.Targets); targets > maxModels {
-			v.fault("models", "have more than %d targets in all; at most so many are served", maxModels)
+		if targets += len(m.Targets); targets > MaxModels {
+			v.fault("models", "have more than %d targets in all; at most so many are served", MaxModels)
 			return
 		}
 		at := fmt.Sprintf("models[%d]", i)
@@ -411,8 +413,8 @@ func (v *validator) targets(at string, m *Model) {
 
 // objectives checks names and priorities.
 func (v *validator) objectives(objectives []Objective) {
-	if len(objectives) > maxModels {
-		v.fault("objectives", "has %d names; at most %d are served", len(objectives), maxModels)
+	if len(objectives) > MaxModels {
+		v.fault("objectives", "has %d names; at most %d are served", len(objectives), MaxModels)
 		return
 	}
 	names := map[string]int{}

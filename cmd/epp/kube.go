@@ -61,6 +61,9 @@ func restConfig(file string) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes.kubeconfig: %q: %w", file, err)
 	}
+	if u, _, err := rest.DefaultServerUrlFor(c); err != nil || u.Hostname() == "" {
+		return nil, fmt.Errorf("kubernetes.kubeconfig: %q: server %q is no URL, such as https://10.0.0.1:6443", file, c.Host)
+	}
 	return c, nil
 }
 

@@ -3,8 +3,11 @@ package kube
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"reflect"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -52,8 +55,18 @@ func read[T any](object map[string]any, list *[]*T) error {
 	o := new(T)
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, o); err != nil {
 		data, _ := json.Marshal(object) // says which field it is, unlike the converter
-		return cmp.Or(json.Unmarshal(data, o), err)
+		return cmp.Or(plain(json.Unmarshal(data, o)), err)
 	}
 	*list = append(*list, o)
 	return nil
+}
+
+// plain says in words which field is of another type than it should be.
+func plain(err error) error {
+	wrong := (*json.UnmarshalTypeError)(nil)
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	want := map[reflect.Kind]string{reflect.String: "text", reflect.Int: "a whole number", reflect.Float64: "a number", reflect.Slice: "a list"}[wrong.Type.Kind()]
+	return fmt.Errorf("%s: %s is not %s", strings.TrimLeft(wrong.Field, "."), wrong.Value, cmp.Or(want, "an object"))
 }

@@ -31,6 +31,9 @@ func (r *resolver) models() {
 			r.model(m, rules, taken)
 		}
 	}
+	if r.crowded > 0 {
+		r.note(noteModel, "%d names of the objects are left out: at most %d names are served, with as many targets in all", r.crowded, config.MaxModels)
+	}
 	if len(rules) == 0 {
 		return
 	}
@@ -64,11 +67,33 @@ func (r *resolver) model(m *InferenceModel, rules map[string]config.Model, taken
 		text := fmt.Sprintf("the name %q is taken by %s; give this model another name, or remove one of the two", name, by)
 		r.status(m.ref(), condition(Accepted, metav1.ConditionFalse, reasonNameInUse, text))
 		r.note(noteModel, "InferenceModel %q has no effect: %s", m.Name, text)
+	case !r.room(rule):
+		r.status(m.ref(), condition(Accepted, metav1.ConditionFalse, reasonTooMany, fmt.Sprintf("older models have all of the %d names that are served, or as many targets; remove some", config.MaxModels)))
 	default:
 		taken[name] = fmt.Sprintf("the older InferenceModel %q", m.Name)
 		rules[name] = rule
 		r.status(m.ref(), condition(Accepted, metav1.ConditionTrue, Accepted, fmt.Sprintf("requests for %q are routed by this model", name)))
 	}
+}
+
+// room says whether there is room for one more rule, and counts it.
+func (r *resolver) room(rule config.Model) bool {
+	fits := len(r.in.Base.Models)+r.ruled < config.MaxModels && targets(r.in.Base.Models)+r.targets+len(rule.Targets) <= config.MaxModels
+	if !fits {
+		r.crowded++
+		return false
+	}
+	r.ruled++
+	r.targets += len(rule.Targets)
+	return true
+}
+
+// targets is how many targets models have in all.
+func targets(models []config.Model) (n int) {
+	for _, m := range models {
+		n += len(m.Targets)
+	}
+	return n
 }
 
 // rule is an InferenceModel as a file would have it, or its faults.
@@ -129,7 +154,11 @@ func (r *resolver) rewrites(rules map[string]config.Model) (taken map[string]str
 				}
 				m, faults := r.checked(m, map[string]string{"name": at + ".matches", "targets": at + ".targets", "target": at + ".targets"})
 				if len(faults) > 0 {
-					r.note(noteRewrite, "InferenceModelRewrite %q: a rule has no effect: %s", w.Name, strings.Join(faults, "; "))
+					text := strings.ReplaceAll(strings.Join(faults, "; "), "].name: ", "].modelRewrite: ")
+					r.note(noteRewrite, "InferenceModelRewrite %q: a rule has no effect: %s", w.Name, text)
+					continue
+				}
+				if !r.room(m) {
 					continue
 				}
 				taken[name] = fmt.Sprintf("the InferenceModelRewrite %q", w.Name)

@@ -9,8 +9,10 @@ const (
 	// settle is how long something must have been wrong before it is said: pods that
 	// start and go make much that is wrong for a moment.
 	settle = 3 * time.Second
-	// maxNotes bounds what is said of one pool at a time.
-	maxNotes = 50
+	// maxAlike bounds what is said of one pool for one reason at a time.
+	maxAlike = 10
+	// maxNotes bounds what is said of it at all: more than there are reasons times maxAlike.
+	maxNotes = 150
 )
 
 // notes are what is wrong, and since when.

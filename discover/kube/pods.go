@@ -28,8 +28,8 @@ func (r *resolver) endpoints(pool *Pool) {
 	}
 	ports := pool.ports()
 	var matched, left census
-	byAddress := map[string]*corev1.Pod{}
-	for _, pod := range r.in.Pods {
+	byAddress := map[string][]string{} // the names of the pods at an address, the newest first
+	for _, pod := range newestFirst(r.in.Pods) {
 		if !selector.Matches(podLabels(pod.Labels)) {
 			continue
 		}
@@ -43,15 +43,20 @@ func (r *resolver) endpoints(pool *Pool) {
 				continue
 			}
 			e := r.endpoint(pod, port, rank, len(ports) > 1)
-			if other := byAddress[e.Address]; other != nil {
-				r.note(notePod, "pods %q and %q have one address, %s; the newer one counts", older(pod, other).Name, newer(pod, other).Name, e.Address)
-				if newer(pod, other) == other {
-					continue
-				}
-				r.w.Endpoints = slices.DeleteFunc(r.w.Endpoints, func(old Endpoint) bool { return old.Address == e.Address })
+			byAddress[e.Address] = append(byAddress[e.Address], pod.Name)
+			if len(byAddress[e.Address]) > 1 {
+				continue
 			}
-			byAddress[e.Address] = pod
 			r.w.Endpoints = append(r.w.Endpoints, e)
+		}
+	}
+	for address, names := range byAddress {
+		if more := len(names) - fewNames; len(names) > 1 {
+			text := strings.Join(names[:min(len(names), fewNames)], ", ")
+			if more > 0 {
+				text += fmt.Sprintf(" and %d more", more)
+			}
+			r.note(notePod, "pods %s have one address, %s; the newest counts, which is the first", text, address)
 		}
 	}
 	slices.SortFunc(r.w.Endpoints, func(a, b Endpoint) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
@@ -140,19 +145,14 @@ func at(pod *corev1.Pod, port int) string {
 	return net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port))
 }
 
-// newer and older tell two pods apart: by their times, then by UID.
-func newer(a, b *corev1.Pod) *corev1.Pod {
-	if cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID)) > 0 {
-		return a
-	}
-	return b
-}
+// fewNames bounds the names of pods in one note.
+const fewNames = 3
 
-func older(a, b *corev1.Pod) *corev1.Pod {
-	if newer(a, b) == a {
-		return b
-	}
-	return a
+// newestFirst orders pods by their times, then by UID.
+func newestFirst(pods []*corev1.Pod) []*corev1.Pod {
+	return slices.SortedFunc(slices.Values(pods), func(a, b *corev1.Pod) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.UID, a.UID))
+	})
 }
 
 // bound leaves out the endpoints that are too many.

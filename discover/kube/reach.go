@@ -23,6 +23,8 @@ const (
 	askAway = time.Second
 	// askForbidden is the same where the server refuses.
 	askForbidden = 5 * time.Second
+	// askMissing is the same where the server has no such kind, for now or for ever.
+	askMissing = 2 * time.Second
 )
 
 // reach is how the API server is reached, and what the log has said of it. It may be
@@ -51,13 +53,18 @@ func (r *reach) heard(kind string, err error) {
 		r.away = time.Now()
 		r.log.Warn("the API server cannot be reached; the pool stays as it is known, and the server is asked again", "server", r.host, "error", err)
 	case answered && !r.away.IsZero():
-		r.log.Info("the API server is reached again", "server", r.host, "after", time.Since(r.away).Round(time.Millisecond))
+		r.log.Info("the API server is reached again", "server", r.host, "after", time.Since(r.away).Round(time.Millisecond).String())
 		r.away = time.Time{}
 	}
 	if no := refused(err); answered && no != r.forbidden[kind] {
 		r.forbidden[kind] = no
-		if no {
+		switch {
+		case apierrors.IsUnauthorized(err):
+			r.log.Warn("the API server does not know who asks: the picker's token or certificate is wrong or has expired", "kind", kind, "error", err)
+		case no:
 			r.log.Warn("the API server refuses to show objects; the picker's account needs get, list and watch of them", "kind", kind, "error", err)
+		default:
+			r.log.Info("the API server shows objects again", "kind", kind)
 		}
 		r.changed()
 	}
@@ -81,6 +88,8 @@ func wait(err error) time.Duration {
 		return 0
 	case refused(err):
 		return askForbidden
+	case apierrors.IsNotFound(err):
+		return askMissing
 	case !errors.As(err, &status), apierrors.IsServiceUnavailable(err), apierrors.IsTooManyRequests(err),
 		apierrors.IsInternalError(err), apierrors.IsServerTimeout(err):
 		return askAway

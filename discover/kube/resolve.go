@@ -59,7 +59,8 @@ type Wanted struct {
 	Policy *EndpointPickerPolicy
 	// Statuses are the conditions that objects should have, by kind and name.
 	Statuses []Status
-	// Notes are what an operator must know, in the order of their text.
+	// Notes are what an operator must know, in the order of their text: of one reason the
+	// first [maxAlike], and how many more there are.
 	Notes []Note
 }
 
@@ -95,6 +96,7 @@ const (
 	reasonInvalid    = "Invalid"
 	reasonConflicted = "Conflicted"
 	reasonNameInUse  = "ModelNameInUse"
+	reasonTooMany    = "TooManyModels"
 	reasonNoPool     = "PoolNotFound"
 	reasonFailed     = "NotApplied"
 )
@@ -125,8 +127,26 @@ func Resolve(in Input) *Wanted {
 	r.objectives()
 	r.malformed()
 	slices.SortFunc(r.w.Notes, func(a, b Note) int { return cmp.Or(cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Text, b.Text)) })
+	r.w.Notes = few(r.w.Notes)
 	slices.SortFunc(r.w.Statuses, func(a, b Status) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })
 	return r.w
+}
+
+// few bounds sorted notes: a hundred of one reason hide none of another.
+func few(notes []Note) []Note {
+	var kept []Note
+	for rest := notes; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].Reason == rest[0].Reason {
+			n++
+		}
+		kept = append(kept, rest[:min(n, maxAlike)]...)
+		if n > maxAlike {
+			kept = append(kept, Note{rest[0].Reason, fmt.Sprintf("and %d more of this reason", n-maxAlike)})
+		}
+		rest = rest[n:]
+	}
+	return kept
 }
 
 // clone copies c as deep as anything here changes it.
@@ -141,6 +161,9 @@ func clone(c *config.Config) *config.Config {
 type resolver struct {
 	in Input
 	w  *Wanted
+
+	ruled, targets int // names and targets of the rules that objects have
+	crowded        int // rules that are left out, since there are too many
 }
 
 func (r *resolver) note(reason, format string, args ...any) {

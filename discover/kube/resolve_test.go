@@ -279,3 +279,42 @@ func (s *story) settings(b *strings.Builder, c *config.Config) {
 		}
 	}
 }
+
+// Many faults of one kind hide none of another, and are counted.
+func TestNotesAreFew(t *testing.T) {
+	s := story{base: poolConfig(t, "")}
+	for i := range 300 {
+		s.objects(t, fmt.Sprintf("{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceObjective, metadata: {name: far-%03d}, spec: {priority: 2000000000, poolRef: {name: pool}}}", i))
+	}
+	notes := Resolve(s.input()).Notes
+	if len(notes) != maxAlike+2 || notes[maxAlike-1].Reason != noteObjective || notes[maxAlike] != (Note{noteObjective, "and 290 more of this reason"}) || notes[maxAlike+1].Reason != noteNoPool {
+		t.Errorf("of 300 faults and a missing pool: %v", notes)
+	}
+}
+
+// Of more models than are served the oldest count, and the others say so.
+func TestModelsAreTooMany(t *testing.T) {
+	s := story{base: poolConfig(t, "models: [{name: mine, target: x}]")}
+	in := s.input()
+	in.Pools = []*Pool{{object: object{ObjectMeta: metav1.ObjectMeta{Name: "pool"}}}}
+	for i := range config.MaxModels + 1 {
+		m := &InferenceModel{}
+		m.Name, m.UID, m.CreationTimestamp = fmt.Sprintf("m-%05d", i), types.UID(strconv.Itoa(i)), aged(strconv.Itoa(i))
+		m.Spec.ModelName, m.Spec.PoolRef.Name = m.Name, "pool"
+		in.Models = append(in.Models, m)
+	}
+	w := Resolve(in)
+	if n := len(w.Config.Models); n != config.MaxModels {
+		t.Errorf("%d models are served, want %d", n, config.MaxModels)
+	}
+	for _, st := range w.Statuses {
+		if got, want := st.Conditions[0].Status == metav1.ConditionTrue, st.Name >= "m-00002"; got != want {
+			t.Errorf("%s: accepted %v, %s", st.Name, got, st.Conditions[0].Message)
+		}
+	}
+	if !slices.ContainsFunc(w.Notes, func(n Note) bool {
+		return n.Text == "2 names of the objects are left out: at most 10000 names are served, with as many targets in all"
+	}) {
+		t.Errorf("the notes are %v", w.Notes)
+	}
+}

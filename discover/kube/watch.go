@@ -98,7 +98,8 @@ type watcher struct {
 	wake   chan struct{} // told that something has changed
 
 	watched map[schema.GroupVersionKind]cache.Informer
-	looked  bool // the API server has said which kinds it has
+	missing map[schema.GroupVersionKind]bool // those of watched that were not there when it was last looked
+	looked  bool                             // the API server has said which kinds it has
 	told    *Wanted
 	failed  error // why told.Config is not in force
 	settled notes
@@ -111,7 +112,7 @@ func newWatcher(o Options) (*watcher, error) {
 	log.SetLogger(quiet(o.Log)) // once for the process; later calls have no effect
 	cfg := rest.CopyConfig(o.Client)
 	cfg.QPS, cfg.Burst = 50, 100
-	w := &watcher{Options: o, wake: make(chan struct{}, 1), watched: map[schema.GroupVersionKind]cache.Informer{},
+	w := &watcher{Options: o, wake: make(chan struct{}, 1), watched: map[schema.GroupVersionKind]cache.Informer{}, missing: map[schema.GroupVersionKind]bool{},
 		settled: notes{log: o.Log, since: map[Note]time.Time{}, said: map[Note]bool{}}}
 	w.reach = &reach{host: cfg.Host, log: o.Log, changed: w.poke, forbidden: map[string]bool{}}
 	var err error
@@ -235,7 +236,10 @@ func (w *watcher) run(ctx context.Context) {
 }
 
 // look asks which kinds the API server has, watches those, and returns when to ask
-// again.
+// again. What has been read of a kind counts until it is missing twice in a row: an API
+// server that starts, or a proxy before it, may say once that there is no such kind, and
+// the pool would be empty for that. Objects of a kind that is removed are deleted one by
+// one, and told so.
 func (w *watcher) look(ctx context.Context) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -249,13 +253,16 @@ func (w *watcher) look(ctx context.Context) time.Duration {
 			}
 			served[gv] = names
 		}
-		_, watched := w.watched[k.gvk]
-		switch has := served[gv][k.plural]; {
+		informer, watched := w.watched[k.gvk]
+		has, missed := served[gv][k.plural], w.missing[k.gvk]
+		w.missing[k.gvk] = watched && !has
+		switch {
 		case has && !watched:
 			if err := w.follow(ctx, k.gvk, emptyOf(k.gvk)); err != nil {
 				w.Log.Error("a kind cannot be watched", "kind", named(k.gvk), "error", err)
 			}
-		case !has && watched:
+		case !has && watched && (missed || !informer.HasSynced()):
+			w.Log.Warn("the API server no longer has a kind; its objects count no more", "kind", named(k.gvk))
 			_ = w.cache.RemoveInformer(ctx, emptyOf(k.gvk)) // never fails for a kind that is watched
 			delete(w.watched, k.gvk)
 		}

@@ -95,7 +95,22 @@ func TestPersist(t *testing.T) {
 			t.Errorf("%v, %d changes, forbidden %v", err, changes, r.refuses("Pod"))
 		}
 
-		for _, final := range []error{apierrors.NewNotFound(pods, "x"), apierrors.NewResourceExpired("too old"), apierrors.NewBadRequest("no")} {
+		unknown := apierrors.NewUnauthorized("expired")
+		answers = []error{apierrors.NewNotFound(pods, "x"), unknown, nil}
+		if _, err = persist(t.Context(), r, "Pod", func() (int, error) {
+			err := answers[0]
+			answers = answers[1:]
+			return 0, err
+		}); err != nil || len(answers) != 0 {
+			t.Errorf("%v; %d answers are left", err, len(answers))
+		}
+		for _, line := range []string{"account needs get, list and watch", "does not know who asks", "shows objects again"} {
+			if !strings.Contains(out.String(), line) {
+				t.Errorf("the log does not say %q:\n%s", line, out.String())
+			}
+		}
+
+		for _, final := range []error{apierrors.NewResourceExpired("too old"), apierrors.NewBadRequest("no")} {
 			if _, err := persist(t.Context(), r, "Pod", func() (int, error) { return 0, final }); !errors.Is(err, final) {
 				t.Errorf("%v became %v", final, err)
 			}

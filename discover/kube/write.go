@@ -191,7 +191,7 @@ func (w *writer) miss(now time.Time) time.Duration {
 	}
 	if since < 2*long {
 		w.leaderless = now.Add(-2 * long)
-		w.Log.Warn("no replica has the lease, so nobody writes status and Events; the picker's account needs get, create and update of leases", "lease", w.Pool.Namespace+"/"+leaseName(w.Pool.Name))
+		w.Log.Warn("no replica has the lease, so nobody writes status and Events: the API server does not answer, or the picker's account lacks get, create or update of leases", "lease", w.Pool.Namespace+"/"+leaseName(w.Pool.Name))
 	}
 	return sayAgain
 }

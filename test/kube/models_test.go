@@ -224,7 +224,7 @@ func TestCaseF4WeightsOfTargets(t *testing.T) {
 		}
 		return got
 	}
-	if got := share("weighted", 900); got["never"] > 0 || got["one"] < 600 || got["two"] < 150 {
+	if got := share("weighted", 1000); got["never"] > 0 || got["one"] < 600 || got["two"] < 150 {
 		t.Errorf("of 75, 25 and 0: %v", got)
 	}
 	if got := share("equal", 100); got["one"] < 30 || got["two"] < 30 {

@@ -190,13 +190,18 @@ func TestOperatorSeesWhatIsWrong(t *testing.T) {
 	if status := conditionOf(t, p, "inferencepool/pool", "Accepted"); status != "" {
 		t.Errorf("the picker has written the pool's own status: %s", status)
 	}
-	// The same again is no further Event.
-	count := func() int { return strings.Count(told, "Warning ") }
-	before := count()
+	// The same again is no further Event, and none is said twice: what is written next
+	// comes after them.
 	p.label("a", "third")
-	p.create("{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceModel, metadata: {name: marker}, spec: {modelName: marker, poolRef: {name: pool}}}")
-	becomesCondition(t, p, "inferencemodel/marker", "Accepted", "True") // so the change before it was seen too
-	if told, err = kubectl(t, "", "describe", "inferencepool", "pool", "-n", p.ns); err != nil || count() != before {
-		t.Errorf("%d Events became %d, %v", before, count(), err)
+	p.create("{apiVersion: epp.internal/v1alpha1, kind: EndpointPickerPolicy, metadata: {name: third}, spec: {targetRef: {name: pool}}}")
+	becomesCondition(t, p, "endpointpickerpolicy/third", "ResolvedRefs", "True")
+	counts, err := kubectl(t, "", "get", "events", "-n", p.ns, "-o", `jsonpath={range .items[?(@.source.component=="epp")]}{.count} {.reason} {.message}{"\n"}{end}`)
+	if err != nil || counts == "" {
+		t.Fatalf("%v: %s", err, counts)
+	}
+	for line := range strings.Lines(counts) {
+		if !strings.HasPrefix(line, "1 ") || strings.Count(counts, line) != 1 {
+			t.Errorf("said more than once: %s", line)
+		}
 	}
 }
