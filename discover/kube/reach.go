@@ -25,6 +25,9 @@ const (
 	askForbidden = 5 * time.Second
 	// askMissing is the same where the server has no such kind, for now or for ever.
 	askMissing = 2 * time.Second
+	// askOther is how long an error is kept that asking again would not change: client-go
+	// asks otherwise then, at once and for ever.
+	askOther = 200 * time.Millisecond
 )
 
 // reach is how the API server is reached, and what the log has said of it. It may be
@@ -106,14 +109,21 @@ func persist[T any](ctx context.Context, r *reach, kind string, ask func() (T, e
 			return v, cmp.Or(err, ctx.Err())
 		}
 		r.heard(kind, err)
+		if err == nil {
+			return v, nil
+		}
 		pause := wait(err)
-		if pause == 0 {
-			return v, err
+		final := pause == 0
+		if final {
+			pause = askOther
 		}
 		select {
 		case <-ctx.Done():
 			return v, ctx.Err()
 		case <-time.After(pause/2 + rand.N(pause)):
+		}
+		if final {
+			return v, err
 		}
 	}
 }

@@ -111,8 +111,12 @@ func TestPersist(t *testing.T) {
 		}
 
 		for _, final := range []error{apierrors.NewResourceExpired("too old"), apierrors.NewBadRequest("no")} {
+			began := time.Now()
 			if _, err := persist(t.Context(), r, "Pod", func() (int, error) { return 0, final }); !errors.Is(err, final) {
 				t.Errorf("%v became %v", final, err)
+			}
+			if took := time.Since(began); took < 100*time.Millisecond || took > 300*time.Millisecond { // client-go asks otherwise at once
+				t.Errorf("%v after %v, want 100–300 ms", final, took)
 			}
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
