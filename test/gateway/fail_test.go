@@ -67,6 +67,7 @@ func TestPickerCrashes(t *testing.T) {
 			p := s.start(&pool{name: "vllm", engines: 2, replicas: 2, failureMode: mode})
 			s.route("all", front, to("vllm"))
 			s.served(front, p)
+			p.allAsked()
 			pickers := p.pickers()
 			pickers[0].kill()
 			if picked, open, failed := s.outcomes(40); picked < 5 || failed < 5 || open > 0 {
@@ -91,6 +92,7 @@ func TestCrashedPickerIsEjected(t *testing.T) {
 			p := s.start(&pool{name: "vllm", engines: 2, replicas: 2, failureMode: mode, outliers: ejecting})
 			s.route("all", front, to("vllm"))
 			s.served(front, p)
+			p.allAsked()
 			pickers := p.pickers()
 			pickers[0].kill()
 			s.must(poll(s.ctx, func(context.Context) (bool, error) {
@@ -105,6 +107,21 @@ func TestCrashedPickerIsEjected(t *testing.T) {
 			}))
 		})
 	}
+}
+
+// allAsked waits until the gateway asks each of the pool's pickers: it hears of one
+// before the other.
+func (p *pool) allAsked() {
+	p.s.t.Helper()
+	p.s.must(poll(p.s.ctx, func(context.Context) (bool, error) {
+		p.s.outcomes(1)
+		for _, d := range p.pickers() {
+			if len(d.all("selected")) == 0 {
+				return false, fmt.Errorf("the gateway has not asked %s", d.name)
+			}
+		}
+		return true, nil
+	}))
 }
 
 // outcomes sends n requests, one after the other, and counts those that a picker
