@@ -99,10 +99,17 @@ func TestRosterTellsEndpointsApart(t *testing.T) {
 		{"no more", base[:2], false, true},
 		{"back", base, false, false},
 	} {
+		afresh := !c.stay && !c.without // C says nothing before it was looked at
+		if err := r.engines[2].RefuseConnections(afresh); err != nil {
+			t.Fatal(err)
+		}
 		r.sys.setEndpoints(c.list)
 		now := map[string]fleet.State{}
 		for _, st := range r.sys.fleet.Snapshot() {
 			now[st.Endpoint.Name] = st
+		}
+		if err := r.engines[2].RefuseConnections(false); err != nil {
+			t.Fatal(err)
 		}
 		for _, name := range []string{"A", "B"} {
 			if now[name].Endpoint.Generation != former[name].Endpoint.Generation || now[name].Blocks < former[name].Blocks {
