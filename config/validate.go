@@ -346,11 +346,7 @@ func (v *validator) models(models []Model) {
 		}
 		at := fmt.Sprintf("models[%d]", i)
 		v.name(at+".name", m.Name)
-		if j, twice := names[m.Name]; twice {
-			v.fault(at+".name", "%s is also the name of models[%d]; names are unique", quote(m.Name), j)
-		} else {
-			names[m.Name] = i
-		}
+		v.unique(names, "models", i, m.Name)
 		if (m.Name == CatchAll || m.Name == Unnamed) && m.Target == "" && len(m.Targets) == 0 {
 			v.fault(at+".target", "is empty; %s needs the name that other names lead to", quote(m.Name))
 		}
@@ -365,6 +361,15 @@ func (v *validator) models(models []Model) {
 			v.fault(fmt.Sprintf("models[%d].name", i), "\"*\" is never reached beside models[%d], which is \"**\"; remove one of them", j)
 		}
 	}
+}
+
+// unique checks that the name of list[i] is none of those before it, which names has.
+func (v *validator) unique(names map[string]int, list string, i int, name string) {
+	if j, twice := names[name]; twice {
+		v.fault(fmt.Sprintf("%s[%d].name", list, i), "%s is also the name of %s[%d]; names are unique", quote(name), list, j)
+		return
+	}
+	names[name] = i
 }
 
 // target checks a name that endpoints list.
@@ -421,12 +426,8 @@ func (v *validator) objectives(objectives []Objective) {
 	for i, o := range objectives {
 		at := fmt.Sprintf("objectives[%d]", i)
 		v.name(at+".name", o.Name)
-		if j, twice := names[o.Name]; twice {
-			v.fault(at+".name", "%s is also the name of objectives[%d]; names are unique", quote(o.Name), j)
-		} else {
-			names[o.Name] = i
-		}
-		between(v, at+".priority", o.Priority, -1_000_000, 1_000_000)
+		v.unique(names, "objectives", i, o.Name)
+		between(v, at+".priority", o.Priority, -maxPriority, maxPriority)
 	}
 }
 

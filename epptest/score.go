@@ -1,6 +1,7 @@
 package epptest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -114,15 +115,7 @@ func (p *process) serveRerank(w http.ResponseWriter, r *http.Request, body []byt
 		answer.Usage.PromptTokens += s.tokens
 	}
 	answer.Usage.TotalTokens = answer.Usage.PromptTokens
-	slices.SortStableFunc(answer.Results, func(a, b result) int {
-		switch {
-		case a.Score > b.Score:
-			return -1
-		case a.Score < b.Score:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(answer.Results, func(a, b result) int { return cmp.Compare(b.Score, a.Score) })
 	if req.TopN > 0 && req.TopN < len(answer.Results) {
 		answer.Results = answer.Results[:req.TopN]
 	}

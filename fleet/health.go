@@ -29,7 +29,7 @@ func (m *Member) Probed(now time.Time, err error, slowly bool) {
 	m.facts.Probed(now, err == nil, slowly)
 	if err == nil {
 		m.outcomes.Reached(now)
-		m.reached, m.absent = true, false
+		m.noteReached()
 	}
 	m.watch(now)
 }

@@ -260,7 +260,7 @@ func (b Booking) Judge(now time.Time, v Verdict) {
 		switch v {
 		case Good:
 			m.outcomes.Served(now)
-			m.reached, m.absent = true, false
+			m.noteReached()
 			m.rateHealth(now)
 		case Bad:
 			m.failed(now)

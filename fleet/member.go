@@ -159,7 +159,7 @@ func (m *Member) Load(mark int, began time.Time, l epp.Load) {
 	m.setBlockTokens(s, l.BlockTokens)
 	m.learnSlots(s)
 	m.outcomes.Reached(began)
-	m.reached, m.absent = true, false
+	m.noteReached()
 	m.facts.Read(began, &l, m.mayLeave())
 	m.watch(began)
 	if l.MaxAdapters > 0 {
@@ -263,6 +263,10 @@ func (m *Member) Failed(now time.Time, err error) {
 		m.watch(now)
 	}
 }
+
+// noteReached notes that something came from the endpoint: somebody listens there. t.mu
+// is held.
+func (m *Member) noteReached() { m.reached, m.absent = true, false }
 
 // setModels replaces the list of models. A name of both lists is found at any
 // moment. t.mu is held.

@@ -74,12 +74,8 @@ func (s *system) refusal(cfg *config.Config) error {
 			faults = append(faults, fmt.Errorf("%s: needs a restart", path))
 		}
 	})
-	// A pool whose endpoints come from elsewhere names none, before and after.
-	elsewhere := len(s.cfg.Pool.Endpoints) == 0 && len(cfg.Pool.Endpoints) == 0
 	for _, f := range cfg.Validate() {
-		if !(elsewhere && f.Path == "pool.endpoints") {
-			faults = append(faults, errors.New(f.String()))
-		}
+		faults = append(faults, errors.New(f.String()))
 	}
 	if len(faults) > 0 {
 		return errors.Join(faults...)

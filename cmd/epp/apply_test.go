@@ -82,8 +82,9 @@ func alter(t *testing.T, path string, v reflect.Value) {
 // TestApply: each setting that may change does, in the decisions, the models, the
 // metrics and the pool that follow; the version counts changes of decisions alone.
 func TestApply(t *testing.T) {
-	// No endpoint is named: they come from elsewhere.
-	s, err := build(config.Default(), nil, slog.New(slog.DiscardHandler), watch{})
+	base := config.Default()
+	base.Pool.Endpoints = []config.Endpoint{{Address: "127.0.0.1:8"}}
+	s, err := build(base, nil, slog.New(slog.DiscardHandler), watch{})
 	if err != nil {
 		t.Fatal(err)
 	}

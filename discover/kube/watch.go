@@ -95,7 +95,7 @@ type watcher struct {
 	cache  cache.Cache
 	finder *discovery.DiscoveryClient
 	writer *writer
-	wake   chan struct{} // told that something has changed
+	wake   bell // rung when something has changed
 
 	watched map[schema.GroupVersionKind]cache.Informer
 	missing map[schema.GroupVersionKind]bool // those of watched that were not there when it was last looked
@@ -112,9 +112,9 @@ func newWatcher(o Options) (*watcher, error) {
 	log.SetLogger(quiet(o.Log)) // once for the process; later calls have no effect
 	cfg := rest.CopyConfig(o.Client)
 	cfg.QPS, cfg.Burst = 50, 100
-	w := &watcher{Options: o, wake: make(chan struct{}, 1), watched: map[schema.GroupVersionKind]cache.Informer{}, missing: map[schema.GroupVersionKind]bool{},
+	w := &watcher{Options: o, wake: newBell(), watched: map[schema.GroupVersionKind]cache.Informer{}, missing: map[schema.GroupVersionKind]bool{},
 		settled: notes{log: o.Log, since: map[Note]time.Time{}, said: map[Note]bool{}}}
-	w.reach = &reach{host: cfg.Host, log: o.Log, changed: w.poke, forbidden: map[string]bool{}}
+	w.reach = &reach{host: cfg.Host, log: o.Log, changed: w.wake.ring, forbidden: map[string]bool{}}
 	var err error
 	if w.http, err = rest.HTTPClientFor(cfg); err != nil {
 		return nil, fmt.Errorf("API server %s: %w", cfg.Host, err)
@@ -200,10 +200,15 @@ func stripPod(obj any) (any, error) {
 	return lean, nil
 }
 
-// poke has the pool resolved soon.
-func (w *watcher) poke() {
+// bell wakes a goroutine that waits for news. Ringing it again before it is heard is
+// the same news.
+type bell chan struct{}
+
+func newBell() bell { return make(bell, 1) }
+
+func (b bell) ring() {
 	select {
-	case w.wake <- struct{}{}:
+	case b <- struct{}{}:
 	default:
 	}
 }
@@ -302,9 +307,9 @@ func (w *watcher) follow(ctx context.Context, k schema.GroupVersionKind, obj cli
 		return err
 	}
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { w.poke() },
-		UpdateFunc: func(any, any) { w.poke() },
-		DeleteFunc: func(any) { w.poke() },
+		AddFunc:    func(any) { w.wake.ring() },
+		UpdateFunc: func(any, any) { w.wake.ring() },
+		DeleteFunc: func(any) { w.wake.ring() },
 	})
 	w.watched[k] = informer
 	return err

@@ -60,7 +60,7 @@ type writer struct {
 	client  client.Client
 	leases  coordinationv1.LeasesGetter
 	elector atomic.Pointer[leaderelection.LeaderElector]
-	wake    chan struct{}
+	wake    bell
 
 	mu     sync.Mutex // guards the following fields
 	wanted *Wanted
@@ -75,7 +75,7 @@ type writer struct {
 }
 
 func newWriter(cfg *rest.Config, h *http.Client, mapper meta.RESTMapper, o Options) (*writer, error) {
-	w := &writer{Options: o, wake: make(chan struct{}, 1), said: map[string]time.Time{}, mute: map[types.UID]bool{}}
+	w := &writer{Options: o, wake: newBell(), said: map[string]time.Time{}, mute: map[types.UID]bool{}}
 	var err error
 	if w.client, err = client.New(cfg, client.Options{HTTPClient: h, Scheme: clientscheme.Scheme, Mapper: mapper}); err != nil {
 		return nil, fmt.Errorf("API server %s: %w", cfg.Host, err)
@@ -91,14 +91,7 @@ func (w *writer) want(next *Wanted, lasting []Note) {
 	w.mu.Lock()
 	w.wanted, w.notes = next, lasting
 	w.mu.Unlock()
-	w.poke()
-}
-
-func (w *writer) poke() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.wake.ring()
 }
 
 // run stands for the lease, and writes while it is held, until ctx ends.
@@ -122,7 +115,7 @@ func (w *writer) stand(ctx context.Context) {
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {
 				w.Log.Info("this replica writes status and Events", "lease", leaseName(w.Pool.Name), "identity", w.Identity)
-				w.poke()
+				w.wake.ring()
 			},
 			OnStoppedLeading: func() {},
 		},

@@ -36,12 +36,7 @@ func TestStreamIsNotHeldBack(t *testing.T) {
 		}
 		fmt.Fprint(w, "data: [DONE]\n\n")
 	})
-	req, err := http.NewRequestWithContext(s.ctx, http.MethodPost, s.url(front)+chatPath, bytes.NewReader(chat("hello", events, "stream", "true")))
-	s.must(err)
-	req.Host = s.host()
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http1.Do(req)
-	s.must(err)
+	resp := s.stream(s.ctx, events)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("status %d", resp.StatusCode)
@@ -84,12 +79,7 @@ func TestClientLeaves(t *testing.T) {
 		close(left)
 	})
 	ctx, leave := context.WithCancel(s.ctx)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url(front)+chatPath, bytes.NewReader(chat("hello", 5, "stream", "true")))
-	s.must(err)
-	req.Host = s.host()
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http1.Do(req)
-	s.must(err)
+	resp := s.stream(ctx, 5)
 	defer resp.Body.Close()
 	if _, err := bufio.NewReader(resp.Body).ReadString('x'); err != nil {
 		t.Fatal(err)
@@ -129,4 +119,17 @@ func TestHTTP2Pool(t *testing.T) {
 	}
 	two.servedAsPicked()
 	one.servedAsPicked()
+}
+
+// stream asks for an answer of so many tokens that is streamed, and returns when it
+// has begun.
+func (s *scene) stream(ctx context.Context, tokens int) *http.Response {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url(front)+chatPath, bytes.NewReader(chat("hello", tokens, "stream", "true")))
+	s.must(err)
+	req.Host = s.host()
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http1.Do(req)
+	s.must(err)
+	return resp
 }

@@ -255,24 +255,32 @@ type picker struct {
 	proxy, metrics, extproc, health string
 	ended                           chan struct{}
 	err                             error // once ended
-
-	mu  sync.Mutex // guards log
-	log bytes.Buffer
+	transcript
 }
 
-// Write appends to the log.
-func (k *picker) Write(b []byte) (int, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.log.Write(b)
+// transcript is what a process has written so far, to be read while it writes on.
+type transcript struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+// Write appends to it.
+func (t *transcript) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(b)
+}
+
+func (t *transcript) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
 }
 
 // said are the lines of the log that have all of the texts.
 func (k *picker) said(texts ...string) (lines []string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 lines:
-	for line := range strings.Lines(k.log.String()) {
+	for line := range strings.Lines(k.String()) {
 		for _, text := range texts {
 			if !strings.Contains(line, text) {
 				continue lines

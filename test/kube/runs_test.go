@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,22 +33,7 @@ type shipped struct {
 	args                []string
 	proxy, health       string
 	liveness, readiness string // the services that the probes ask for
-
-	mu  sync.Mutex // guards log
-	log strings.Builder
-}
-
-// Write appends to the log.
-func (s *shipped) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.log.Write(p)
-}
-
-func (s *shipped) said() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.log.String()
+	transcript
 }
 
 // ship installs the chart's account in a namespace and reads how it would run the
@@ -128,7 +112,7 @@ func (s *shipped) start() (stop func()) {
 		if !stopped {
 			_ = c.Process.Kill()
 			<-ended
-			s.t.Logf("the picker's log:\n%s", s.said())
+			s.t.Logf("the picker's log:\n%s", s.String())
 		}
 	})
 	return func() {
@@ -319,7 +303,7 @@ func TestRunsUnderItsAccount(t *testing.T) {
 	stop()
 
 	s.usedItsRights(namespace)
-	log := s.said()
+	log := s.String()
 	for line := range strings.Lines(log) {
 		if strings.Contains(line, "forbidden") || strings.Contains(line, `"level":"ERROR"`) || strings.Contains(line, "cannot be written") {
 			t.Errorf("the picker's log: %s", line)
